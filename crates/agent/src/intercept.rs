@@ -6,23 +6,23 @@
 //!     ├──────▶ private (a file that is not mapped: private memory in its place)
 //!     ├──────▶ snapshot (the memory of a clone is mapped from its snapshot)
 //!     ├──────▶ mark ─▶ probe, start (service)
-//!     ├◀────── many (process_madvise(2), range by range)
-//!     └──────▶ torn (in a child whose tables cannot be used)
-//! late ─▶ tables (a program that runs already calls the agent from now on)
-//!     ├──▶ loading (the memory of a clone comes while it runs) ─▶ mark
-//!     └──▶ probe, mark, start (service)
+//!     ├◀────── process_madvise (range by range)
+//!     └──────▶ without_tables (in a child whose tables cannot be used)
+//! attach ─▶ tables (a program that runs already calls the agent from now on)
+//!     ├────▶ loading (the memory of a clone comes while it runs) ─▶ mark
+//!     └────▶ probe, mark, start (service)
 //! ```
 
+pub(crate) mod attach;
 pub(crate) mod descriptors;
 pub(crate) mod guard;
 pub(crate) mod interpose;
-pub(crate) mod late;
 pub(crate) mod loading;
-pub(crate) mod many;
 pub(crate) mod mark;
 pub(crate) mod next;
 pub(crate) mod private;
 pub(crate) mod probe;
+pub(crate) mod process_madvise;
 pub(crate) mod snapshot;
 pub(crate) mod tables;
-pub(crate) mod torn;
+pub(crate) mod without_tables;

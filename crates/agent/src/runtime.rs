@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! watch         whether memory is managed: each call that the program makes asks
-//! kept          which descriptors are the agent's: each close of the program asks
+//! descriptors   which descriptors are the agent's: each close of the program asks
 //! lifecycle     what the agent does, and whether it is to leave
 //! interlock     what a thread is in the midst of
 //! lineage       whose process this is: a copy may find the lock held for ever
@@ -18,17 +18,17 @@
 //! ```
 
 pub(crate) mod denied;
+pub(crate) mod descriptors;
 pub(crate) mod heap;
+pub(crate) mod injected;
 pub(crate) mod interlock;
-pub(crate) mod kept;
-pub(crate) mod late;
 pub(crate) mod lifecycle;
 pub(crate) mod lineage;
 pub(crate) mod lock;
 pub(crate) mod log;
-pub(crate) mod own_files;
 pub(crate) mod poll;
 pub(crate) mod prctl;
+pub(crate) mod proc_files;
 pub(crate) mod sabotage;
 pub(crate) mod sharers;
 pub(crate) mod state;

@@ -20,11 +20,11 @@ pub(crate) mod gate;
 pub(crate) mod look;
 pub(crate) mod map;
 pub(crate) mod merge;
-pub(crate) mod own;
 pub(crate) mod pins;
 pub(crate) mod report;
 pub(crate) mod restore;
 pub(crate) mod runs;
+pub(crate) mod safe_read;
 pub(crate) mod select;
 pub(crate) mod unmerge;
 

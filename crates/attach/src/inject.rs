@@ -30,7 +30,7 @@ use crate::target::{self, Target, failed};
 use crate::tracee::{Registers, Stop, Tracee};
 use crate::{AttachError, Request};
 
-/// The agent's function (crates/agent/src/intercept/late.rs).
+/// The agent's function (crates/agent/src/intercept/attach.rs).
 const ENTRY: &str = "pageone_agent_attach";
 /// The end of an interrupted ppoll(2), before the kernel decides whether to begin it again
 /// (include/linux/errno.h).

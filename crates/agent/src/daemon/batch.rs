@@ -15,9 +15,10 @@ use wire::{Merge, MergeRun, Report, ToDaemon};
 use crate::runtime::cpu_ns;
 use crate::runtime::denied::{self, Need};
 use crate::runtime::state::STATE;
-use crate::window::merge::{Request, merge};
+use crate::window::merge::{HeldCheck, Request, merge};
 use crate::window::report::WindowReport;
 use crate::window::runs::split;
+use crate::window::select::Pages;
 use crate::window::{MAX_PAGES, MAX_TIME};
 
 /// Weight of mapping one run. To compare a page and to take it away weighs 1.
@@ -63,9 +64,10 @@ impl Merger {
     /// before, without the lock.
     pub(crate) fn batch(&mut self, batch: Merge, mut flush: impl FnMut()) {
         let mut pending = VecDeque::from(batch.runs);
+        let pages = if batch.calm { Pages::Calm } else { Pages::All };
         // Until one window has found nothing held: memory that was locked before the batch is found
         // then. The program may lock memory during the batch, as it may right after a merge.
-        let mut check_held = true;
+        let mut check = HeldCheck::Now;
         let mut flushed = Instant::now();
         loop {
             let runs = take_window(&mut pending, self.limit);
@@ -75,13 +77,15 @@ impl Merger {
                 // A number may name a file of the program. The session ends with the next message.
                 return;
             }
-            let request = Request { region: batch.region, runs: &runs, calm: batch.calm, check_held };
+            let request = Request { region: batch.region, runs: &runs, pages, check };
             let WindowReport { outcomes, rest, ran_out, time, nothing_held, .. } = merge(&mut state, &request);
-            check_held &= !nothing_held;
+            if nothing_held {
+                check = HeldCheck::IfUnseen;
+            }
             rest.iter().rev().for_each(|&run| pending.push_front(run));
             let last = pending.is_empty();
             let (window_ns, maps) = (time.as_nanos() as u64, state.maps.estimate() as u32);
-            state.tell(ToDaemon::Report(Report {
+            state.uplink.outbox.push(ToDaemon::Report(Report {
                 batch: batch.batch,
                 last,
                 outcomes,
@@ -91,7 +95,12 @@ impl Merger {
             }));
             let has_ended = last || !state.uplink.is_usable();
             drop(state);
-            self.adapt(&runs, time, ran_out);
+            if ran_out || time > MAX_TIME {
+                self.limit = (self.limit / 2).max(MIN_WEIGHT);
+            } else if time < MAX_TIME / 2 && runs.iter().map(weight).sum::<u32>() > self.limit / 2 {
+                // A full window was short.
+                self.limit = (self.limit * 2).min(MAX_WEIGHT);
+            }
             if has_ended || flushed.elapsed() > FLUSH_EVERY {
                 flush();
                 flushed = Instant::now();
@@ -100,15 +109,6 @@ impl Merger {
                 return;
             }
             STATE.yield_to_waiting();
-        }
-    }
-
-    /// Halves the windows' length when one took too long, and doubles it when a full one was short.
-    fn adapt(&mut self, runs: &[MergeRun], time: Duration, ran_out: bool) {
-        if ran_out || time > MAX_TIME {
-            self.limit = (self.limit / 2).max(MIN_WEIGHT);
-        } else if time < MAX_TIME / 2 && runs.iter().map(weight).sum::<u32>() > self.limit / 2 {
-            self.limit = (self.limit * 2).min(MAX_WEIGHT);
         }
     }
 

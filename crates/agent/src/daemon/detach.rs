@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use wire::{Detaching, RegionId, ToDaemon};
 
 use crate::daemon::send::{flush, try_flush};
-use crate::runtime::late::is_late;
+use crate::runtime::injected::is_injected;
 use crate::runtime::lifecycle::{Phase, set_phase};
 use crate::runtime::log;
 use crate::runtime::poll;
@@ -48,7 +48,7 @@ pub(super) fn detach() -> bool {
         log::line(format_args!("not detached: memory could not be given back: {errno}"));
         set_phase(Phase::Running);
         let mut state = STATE.lock();
-        state.tell(ToDaemon::DetachFailed { errno: errno.raw_os_error() });
+        state.uplink.outbox.push(ToDaemon::DetachFailed { errno: errno.raw_os_error() });
         try_flush(&mut state);
         return false;
     }
@@ -61,7 +61,7 @@ pub(super) fn detach() -> bool {
             mark_again(&state, bytes);
         }
     }
-    state.tell(ToDaemon::Detached);
+    state.uplink.outbox.push(ToDaemon::Detached);
     state.uffds.close();
     state.files.close();
     state.segments.clear();
@@ -79,7 +79,7 @@ pub(super) fn detach() -> bool {
 /// In a program that was attached the kernel's mark comes back, which the program has set
 /// (`MADV_MERGEABLE`). What is retained maps frames: the kernel's KSM gets nothing of it.
 fn mark_again(state: &State, bytes: Range) {
-    if !is_late() {
+    if !is_injected() {
         return;
     }
     let mut at = bytes.start;
@@ -129,7 +129,10 @@ fn cool_down(cooling: u64, time: Duration, behind: Duration) {
         && !left.is_zero()
     {
         let mut state = STATE.lock();
-        state.tell(ToDaemon::Detaching(Detaching { cooling, wait_ms: (left + behind).as_millis() as u64 }));
+        state
+            .uplink
+            .outbox
+            .push(ToDaemon::Detaching(Detaching { cooling, wait_ms: (left + behind).as_millis() as u64 }));
         try_flush(&mut state);
         drop(state);
         sleep(left.min(TELL_EVERY));

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::runtime::cpu_ns;
 use crate::runtime::state::STATE;
 use crate::runtime::state::State;
-use crate::window::own::readable;
+use crate::window::safe_read::readable;
 
 /// Pages read in one go with the lock held: some 30 us.
 const PART: u32 = 64;
@@ -28,7 +28,7 @@ pub(crate) fn answer(request: &Digest) {
         STATE.yield_to_waiting();
     }
     let answer = Digests { request: request.request, digests, cpu_ns: cpu_ns() };
-    STATE.lock().tell(ToDaemon::Digests(answer));
+    STATE.lock().uplink.outbox.push(ToDaemon::Digests(answer));
 }
 
 /// A run in parts of at most [`PART`] pages.

@@ -19,7 +19,7 @@ use crate::daemon::error::LinkError;
 use crate::daemon::requests::{Handled, Requests};
 use crate::daemon::send::flush;
 use crate::runtime::denied::{self, Need};
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::lifecycle::{Leaving, Phase, leaving, phase, set_leaving, set_phase};
 use crate::runtime::log;
 use crate::runtime::poll;
@@ -178,7 +178,7 @@ fn connect(path: &Path) -> Result<(), LinkError> {
         prctl::permit_tracer(Some(peer.pid));
     }
     let account = account(&state);
-    state.uplink.conn = Some(Kept::new(conn)?);
+    state.uplink.conn = Some(Descriptor::new(conn)?);
     state.uplink.outbox.open(account.into_iter());
     Ok(())
 }

@@ -83,7 +83,7 @@ impl Requests {
                 let mut state = STATE.lock();
                 let fd = state.uplink.received.take().ok_or(LinkError::Descriptors)?;
                 if let Accepted::LeftOut { most } = state.segments.accept(segment, fd)? {
-                    state.tell(ToDaemon::SegmentLeftOut { segment, most });
+                    state.uplink.outbox.push(ToDaemon::SegmentLeftOut { segment, most });
                 }
             }
             ToAgent::DropSegment { segment } => STATE.lock().segments.remove(segment),

@@ -7,7 +7,6 @@ use wire::ToDaemon;
 
 use crate::daemon::error::SendError;
 use crate::runtime::state::State;
-use crate::runtime::state::recycler::Recycler;
 
 /// Sends until the queue is empty or the socket is full; true if messages are left.
 pub(crate) fn flush(state: &mut State) -> Result<bool, SendError> {
@@ -30,7 +29,7 @@ pub(crate) fn flush(state: &mut State) -> Result<bool, SendError> {
                 }
             },
             ToDaemon::Pool(_) => state.recycler.iter().flat_map(|recycler| recycler.fds()).collect(),
-            ToDaemon::PoolRenewed { .. } => state.recycler.iter().map(Recycler::pool_fd).collect(),
+            ToDaemon::PoolRenewed { .. } => state.recycler.iter().map(|recycler| recycler.fd.as_fd()).collect(),
             _ => Vec::new(),
         };
         match conn.send(&wire::encode(message), &fds) {

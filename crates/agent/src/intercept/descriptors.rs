@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicPtr;
 use kmem::raw;
 
 use crate::intercept::next::next;
-use crate::runtime::kept::NUMBERS;
+use crate::runtime::descriptors::NUMBERS;
 use crate::runtime::lifecycle::{Phase, set_phase};
 use crate::runtime::lineage;
 use crate::runtime::log;

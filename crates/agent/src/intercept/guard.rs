@@ -226,9 +226,9 @@ pub(crate) unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c
             // The mapping of a segment would grow: by other frames.
             return Err(Errno::NOMEM);
         }
-        prepare_move(state, moved, flags & libc::MREMAP_MAYMOVE != 0)?;
+        prepare_move(state, moved, flags)?;
         let target = if is_fixed { whole_pages(new, new_len) } else { None };
-        let kept = state.regions.retained().within(from);
+        let retained = state.regions.retained().within(from);
         let target = target.unwrap_or(Range::new(0, 0));
         let replaced = state.regions.pieces(target);
         let answer = replace(state, replaced, target, call);
@@ -240,7 +240,7 @@ pub(crate) unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c
                 unsafe { discard_retained(state, from) }?;
             }
             state.regions.forget_retained(from);
-            for (part, sticky) in kept {
+            for (part, sticky) in retained {
                 let moved = Range::new(place + (part.start - from.start), part.len);
                 state.regions.retain(moved, sticky);
             }
@@ -249,14 +249,15 @@ pub(crate) unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c
     })
 }
 
-/// Makes pieces that may be about to move plain memory, and gives them back.
-fn prepare_move(state: &mut State, moved: Pieces, may_move: bool) -> Result<(), Errno> {
+/// Makes pieces that may be about to move plain memory, and gives them back. `flags` are those of
+/// `mremap`.
+fn prepare_move(state: &mut State, moved: Pieces, flags: c_int) -> Result<(), Errno> {
     if sabotage::is_on(Sabotage::NoMremapUnmerge) {
         untrack(state, &moved);
         moved.into_iter().for_each(|(id, run)| state.give_up(id, run));
         return Ok(());
     }
-    if !may_move && has_merged(state, &moved) {
+    if flags & libc::MREMAP_MAYMOVE == 0 && has_merged(state, &moved) {
         return Err(Errno::NOMEM);
     }
     give_back(state, moved, Users::None)
@@ -417,7 +418,7 @@ unsafe fn discard(state: &mut State, pieces: &[(RegionId, Run)]) -> Result<(), E
     for &(id, run) in pieces {
         // SAFETY: this function's contract is that of the call.
         unsafe { unmerge::discard(state, id, run) }?;
-        state.tell(ToDaemon::Discarded { region: id, run });
+        state.uplink.outbox.push(ToDaemon::Discarded { region: id, run });
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use kmem::range::Range;
 use kmem::raw::{self, Answer};
 
 use crate::intercept::next::next;
-use crate::intercept::{guard, mark, private, snapshot, torn};
+use crate::intercept::{guard, mark, private, snapshot, without_tables};
 use crate::runtime::interlock::INTERLOCK;
 use crate::runtime::log;
 use crate::runtime::prctl;
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn mmap(
     {
         let range = Range::new(start, len.next_multiple_of(PAGE_SIZE));
         // SAFETY: private, anonymous memory was mapped there just now, and nobody has its address.
-        unsafe { snapshot::begin(range, flags & libc::MAP_NORESERVE != 0) };
+        unsafe { snapshot::begin(range, flags) };
     }
     answer(errno, result) as *mut c_void
 }
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, len: usize, advice: c_int) 
         } else if is_guarded(start as usize, len) {
             guard::madvise(start as usize, len, advice)
         } else if !INTERLOCK.has_tables() {
-            torn::madvise(start as usize, len, advice)
+            without_tables::madvise(start as usize, len, advice)
         } else {
             raw::madvise(start as usize, len, advice)
         }

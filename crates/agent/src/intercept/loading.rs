@@ -31,7 +31,7 @@ use rustix::io::Errno;
 use wire::{PageNo, Run};
 
 use crate::intercept::mark;
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::lifecycle::LOADING;
 use crate::runtime::log;
 use crate::runtime::state::bitmap::Bitmap;
@@ -54,12 +54,12 @@ fn end(why: std::fmt::Arguments<'_>) -> ! {
 }
 
 /// Starts the loader. `aside`: what is unmapped afterwards.
-fn spawn(loader: Loader, file: Kept<File>, aside: Range) -> Result<(), start::StartError> {
+fn spawn(loader: Loader, file: Descriptor<File>, aside: Range) -> Result<(), start::StartError> {
     start::spawn("pageone-loader", move || load(loader, &file, aside))
 }
 
 /// The loader.
-fn load(mut loader: Loader, file: &Kept<File>, aside: Range) {
+fn load(mut loader: Loader, file: &Descriptor<File>, aside: Range) {
     if catch_unwind(AssertUnwindSafe(|| loader.run(file))).is_err() {
         end(format_args!("its thread has panicked"));
     }
@@ -73,8 +73,17 @@ fn load(mut loader: Loader, file: &Kept<File>, aside: Range) {
     LOADING.store(false, Ordering::Release);
 }
 
+/// What is done with a page of zeros.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Zeros {
+    /// It is zeros already.
+    LeaveOut,
+    /// Somebody waits for it.
+    Fill,
+}
+
 struct Loader {
-    uffd: Kept<Uffd>,
+    uffd: Descriptor<Uffd>,
     range: Range,
     /// Where the first page lies in the file, in bytes.
     base: u64,
@@ -91,23 +100,23 @@ impl Loader {
         let removed = pages.ok_or("no memory for its bitmap")?;
         let features = Features::EVENT_REMOVE;
         let uffd = Uffd::new(features | Features::POISON).or_else(|_| Uffd::new(features));
-        let uffd = Kept::new(uffd.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+        let uffd = Descriptor::new(uffd.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
         uffd.register_missing(range).map_err(|error| error.to_string())?;
         Ok(Self { uffd, range, base, removed, waiting: Vec::new() })
     }
 
     /// Loads all, and unregisters the memory.
-    fn run(&mut self, file: &Kept<File>) {
+    fn run(&mut self, file: &Descriptor<File>) {
         let pages = self.removed.bits();
         let mut next = 0;
         loop {
             self.read_events();
             if let Some(page) = self.waiting.pop() {
-                self.load(file, Run::one(page), true);
+                self.load(file, Run::one(page), Zeros::Fill);
                 let _ = self.uffd.wake(self.bytes(page));
             } else if next < pages {
                 let run = Run::new(PageNo(next), (pages - next).min(AT_ONCE as u32));
-                self.load(file, run, false);
+                self.load(file, run, Zeros::LeaveOut);
                 next += run.len;
             } else {
                 break;
@@ -146,8 +155,8 @@ impl Loader {
         PageNo(((address - self.range.start) / PAGE_SIZE) as u32)
     }
 
-    /// Loads pages. `zeros`: somebody waits, also for a page of zeros.
-    fn load(&mut self, file: &Kept<File>, run: Run, zeros: bool) {
+    /// Loads pages.
+    fn load(&mut self, file: &Descriptor<File>, run: Run, zeros: Zeros) {
         let mut buffer = [0; AT_ONCE * PAGE_SIZE];
         let buffer = &mut buffer[..run.len as usize * PAGE_SIZE];
         let base = self.base;
@@ -166,10 +175,10 @@ impl Loader {
         }
     }
 
-    fn fill(&mut self, page: PageNo, bytes: &[u8], zeros: bool) {
+    fn fill(&mut self, page: PageNo, bytes: &[u8], zeros: Zeros) {
         self.until_done(page, |loader, place| {
             let is_zero = bytes == ZEROS || loader.removed.any(Run::one(page));
-            if is_zero && !zeros {
+            if is_zero && zeros == Zeros::LeaveOut {
                 return Ok(());
             }
             // SAFETY: the place has no page, and threads that touch it wait: none has seen zeros
@@ -218,7 +227,7 @@ mod tests {
     const PAGES: usize = 300;
 
     /// Memory that is registered, and a file: page 3 is zeros, and the last pages are missing.
-    fn prepare() -> (Loader, Kept<File>, File) {
+    fn prepare() -> (Loader, Descriptor<File>, File) {
         let mut file = tempfile::tempfile().unwrap();
         for page in 0..PAGES - 4 {
             file.write_all(&[if page == 3 { 0 } else { page as u8 | 1 }; PAGE_SIZE]).unwrap();
@@ -226,7 +235,7 @@ mod tests {
         let start = mm::map_anonymous(PAGES * PAGE_SIZE).unwrap();
         let loader = Loader::new(Range::new(start, PAGES * PAGE_SIZE), 0).unwrap();
         let memory = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
-        (loader, Kept::new(file).unwrap(), memory)
+        (loader, Descriptor::new(file).unwrap(), memory)
     }
 
     #[test]

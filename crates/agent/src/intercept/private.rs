@@ -39,8 +39,8 @@ pub(super) fn mapping(flags: i32, fd: i32) -> (i32, i32, bool) {
     match rustix::fs::fstat(file) {
         Ok(stat) if stat.st_ino == inode && stat.st_dev == DEVICE.load(Ordering::Relaxed) => {
             // MAP_SHARED_VALIDATE has the bits of both.
-            let kept = flags & !(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC);
-            (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, true)
+            let private = flags & !(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC);
+            (private | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, true)
         }
         _ => (flags, fd, false),
     }

@@ -79,18 +79,18 @@ pub(super) fn at_load() {
 /// # Safety
 ///
 /// The range is private, anonymous memory that was mapped just now, and that nobody knows but the
-/// caller.
-pub(super) unsafe fn begin(range: Range, no_reserve: bool) {
+/// caller. It was mapped with these flags.
+pub(super) unsafe fn begin(range: Range, flags: i32) {
     let source = SOURCE.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(Source { parts, segments, mut tell }) = source else { return };
     let _signals = Blocked::all();
     // The agent connects when the memory is marked.
     LOADING.store(true, Ordering::Release);
-    let runs = start::start(None).is_ok();
-    let sticky = Sticky { no_reserve, ..Sticky::default() };
+    let bytes = if start::start(None).is_ok() { Bytes::Mapped } else { Bytes::Copied };
+    let sticky = Sticky { no_reserve: flags & libc::MAP_NORESERVE != 0, ..Sticky::default() };
     let placed = read_parts(&parts, range, segments.len()).and_then(|parts| {
         // SAFETY: the contract is the same.
-        unsafe { place(&mut STATE.lock(), range, sticky, &parts, segments, runs) }
+        unsafe { place(&mut STATE.lock(), range, sticky, &parts, segments, bytes) }
     });
     match placed {
         Ok(mapped) => log::line(format_args!("{mapped} of {} pages are a snapshot's", range.pages())),
@@ -116,8 +116,16 @@ fn end(why: &io::Error) -> ! {
     std::process::abort();
 }
 
-/// Maps parts of the segments over the range, or copies them if `maps` is false. Returns how many
-/// pages are mapped.
+/// How memory gets the bytes of a snapshot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bytes {
+    /// Segments are mapped, as far as they can be.
+    Mapped,
+    /// The agent does not run.
+    Copied,
+}
+
+/// Gives the range the bytes of the segments' parts. Returns how many pages are mapped.
 ///
 /// # Safety
 ///
@@ -129,8 +137,9 @@ unsafe fn place(
     sticky: Sticky,
     parts: &[Part],
     segments: Vec<OwnedFd>,
-    maps: bool,
+    bytes: Bytes,
 ) -> io::Result<usize> {
+    let maps = bytes == Bytes::Mapped;
     let mut room = if maps { procfs::max_map_count().unwrap_or_default() / SHARE } else { 0 };
     if maps {
         state.regions.retain(range, sticky);
@@ -138,7 +147,7 @@ unsafe fn place(
     let mut held = Vec::with_capacity(segments.len());
     for fd in &segments {
         let id = memfd::identity(fd)?.ino;
-        held.push(maps && matches!(state.segments.accept(id, fd.try_clone()?), Ok(Accepted::Kept)));
+        held.push(maps && matches!(state.segments.accept(id, fd.try_clone()?), Ok(Accepted::Held)));
     }
     let mut mapped = 0;
     for &Part { run, slot } in parts {

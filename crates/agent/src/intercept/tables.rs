@@ -1,5 +1,5 @@
-//! The tables by which a program and its libraries call the C library, changed in place: how a
-//! library that came late gets to see the program's calls.
+//! The tables by which a program and its libraries call the C library, changed in place: how an
+//! injected library gets to see the program's calls.
 //!
 //! Each object has relocations that name a symbol and a place for its address (elf(5)). Places that
 //! hold the address of one of the C library's functions get the agent's function instead. So do
@@ -31,7 +31,7 @@ use kmem::{PAGE_SIZE, raw};
 use rustix::io::Errno;
 
 use crate::intercept::next::next;
-use crate::intercept::{descriptors, interpose, many};
+use crate::intercept::{descriptors, interpose, process_madvise};
 
 /// Kinds of relocations whose place holds a symbol's address.
 #[cfg(target_arch = "x86_64")]
@@ -114,7 +114,7 @@ fn hooks() -> Vec<Hook> {
         (c"pthread_create", interpose::pthread_create as *const () as usize),
         (c"ioctl", interpose::ioctl as *const () as usize),
         (c"prctl", interpose::prctl as *const () as usize),
-        (c"process_madvise", many::process_madvise as *const () as usize),
+        (c"process_madvise", process_madvise::process_madvise as *const () as usize),
         (c"close", descriptors::close as *const () as usize),
         (c"dup2", descriptors::dup2 as *const () as usize),
         (c"dup3", descriptors::dup3 as *const () as usize),

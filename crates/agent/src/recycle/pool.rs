@@ -68,7 +68,7 @@ pub unsafe extern "C" fn pageone_ppr_share(fd: c_int, start: *mut c_void, len: u
             recycler.set_extents(vec![Extent { frame: 0, region, run }]);
             // Otherwise it is announced when a daemon welcomes this client.
             if state.uplink.version.is_some() {
-                state.tell(recycler.announcement());
+                state.uplink.outbox.push(recycler.announcement());
             }
             state.recycler = Some(recycler);
         }
@@ -100,12 +100,12 @@ pub(crate) fn set_ram(state: &mut State, extents: Vec<Extent>) -> Option<u64> {
 /// QEMU's device is unplugged, or about to be plugged in: what the guest marked before is forgotten
 /// with the pool that it was marked in. Without memory for another pool the daemon gets no answer.
 pub(crate) fn renew(state: &mut State) {
-    let Some(recycler) = state.recycler.as_mut().filter(|recycler| recycler.has_monitor()) else { return };
+    let Some(recycler) = state.recycler.as_mut().filter(|recycler| recycler.qmp.is_some()) else { return };
     match recycler.renewed() {
         Ok(new) => {
             let renewal = new.renewal();
             state.recycler = Some(new);
-            state.tell(renewal);
+            state.uplink.outbox.push(renewal);
         }
         Err(error) => log_error(&error),
     }

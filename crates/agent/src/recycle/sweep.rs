@@ -17,7 +17,7 @@ use wire::recycle::{Extent, MAX_RUNS, Recycled, Refusal, Sweep};
 use wire::{Outcome, RegionId, Run, ToDaemon};
 
 use crate::runtime::cpu_ns;
-use crate::runtime::own_files::OwnFiles;
+use crate::runtime::proc_files::ProcFiles;
 use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::window::gate::{self, Grounds, Taker};
@@ -60,7 +60,7 @@ pub(crate) fn sweep(budget: Duration, mut flush: impl FnMut()) {
     }
     sum.cpu_ns = cpu_ns();
     sum.sweep_ns = sum.cpu_ns - begin;
-    STATE.lock().tell(ToDaemon::Swept(sum));
+    STATE.lock().uplink.outbox.push(ToDaemon::Swept(sum));
 }
 
 /// Why nothing may be recycled now.
@@ -101,16 +101,16 @@ fn batch(within: &mut Frames<u64>, sum: &mut Sweep) -> ControlFlow<()> {
 fn recycle_batch(state: &mut State, within: &mut Frames<u64>) -> Result<ppr::Recycled, Errno> {
     // Taken out for the call, which changes the other parts of the state.
     let Some(mut recycler) = state.recycler.take() else { return Err(Errno::NODEV) };
-    let mut kept = 0;
+    let mut stayed = 0;
     // One batch a call: the first one that holds anything reaches the limit.
     let result = recycler.recycle(within, BATCH_PAGES, |extents, runs| {
         // SAFETY: the host claims the frames of `runs` before it calls this, and releases them
         // afterwards.
-        kept += unsafe { take_back(state, extents, runs) }?;
+        stayed += unsafe { take_back(state, extents, runs) }?;
         Ok(())
     });
     state.recycler = Some(recycler);
-    result.map(|done| ppr::Recycled { pages: done.pages - kept.min(done.pages), ..done })
+    result.map(|done| ppr::Recycled { pages: done.pages - stayed.min(done.pages), ..done })
 }
 
 /// Turns runs of claimed frames into untouched memory, as far as no device may be writing to them,
@@ -134,15 +134,15 @@ unsafe fn take_back(state: &mut State, extents: &[Extent], runs: &[Frames<u64>])
             break;
         }
     }
-    let Batch { places, recycled, kept, .. } = batch;
+    let Batch { places, recycled, stayed, .. } = batch;
     // SAFETY: the places are managed memory outside of mappings of segments, and claimed.
     let result = result.and(unsafe { gate::discard(Grounds::Discarded, &places) });
     // The daemon is told after an error too: some pages may be gone, and the ledger must not take
     // them for merged.
     for (region, runs) in recycled {
-        state.tell(ToDaemon::Recycled(Recycled { region, runs }));
+        state.uplink.outbox.push(ToDaemon::Recycled(Recycled { region, runs }));
     }
-    result.map(|()| kept)
+    result.map(|()| stayed)
 }
 
 /// What became of the pages of a batch.
@@ -155,7 +155,7 @@ struct Batch {
     /// What the daemon is told.
     recycled: Vec<(RegionId, Vec<Run>)>,
     /// Pages that stayed.
-    kept: u64,
+    stayed: u64,
 }
 
 impl Batch {
@@ -173,7 +173,7 @@ impl Batch {
         }
         for part in merged {
             if self.is_held(&state.files) {
-                self.kept += u64::from(part.len);
+                self.stayed += u64::from(part.len);
                 continue;
             }
             // SAFETY: the pages are claimed, see the contract, and nothing is pinned.
@@ -189,7 +189,7 @@ impl Batch {
         let place = region.bytes(run);
         let Some(mut taker) = Taker::new(state.uffds.window()) else {
             if self.is_held(&state.files) {
-                self.kept += u64::from(run.len);
+                self.stayed += u64::from(run.len);
             } else {
                 self.places.push(place);
                 self.add(id, run);
@@ -198,17 +198,17 @@ impl Batch {
         };
         // A fork makes pages look pinned until they are written.
         let is_shared = state.uplink.control.forks() > 0 && region.is_inherited();
-        let mut kept = Vec::new();
+        let mut stayed = Vec::new();
         // SAFETY: the pages are claimed, and lie in no mapping of a segment.
-        unsafe { taker.take(place, |address| kept.push(Run::one(region.page_at(address)))) };
-        if !kept.is_empty() && is_shared && !self.is_held(&state.files) {
-            self.places.extend(kept.drain(..).map(|page| region.bytes(page)));
+        unsafe { taker.take(place, |address| stayed.push(Run::one(region.page_at(address)))) };
+        if !stayed.is_empty() && is_shared && !self.is_held(&state.files) {
+            self.places.extend(stayed.drain(..).map(|page| region.bytes(page)));
         }
-        self.kept += kept.len() as u64;
-        gate::without(run, &kept).into_iter().for_each(|part| self.add(id, part));
+        self.stayed += stayed.len() as u64;
+        gate::without(run, &stayed).into_iter().for_each(|part| self.add(id, part));
     }
 
-    fn is_held(&mut self, files: &OwnFiles) -> bool {
+    fn is_held(&mut self, files: &ProcFiles) -> bool {
         *self.is_held.get_or_insert_with(|| held_memory(files).is_some())
     }
 

@@ -25,7 +25,7 @@ pub(crate) static LINEAGE: Lineage = Lineage::new();
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// The agent runs in this process from now on.
-pub(crate) fn own() {
+pub(crate) fn set_owner() {
     OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Release);
 }
 

@@ -23,9 +23,9 @@ use kmem::range::Range;
 use rustix::io::Errno;
 use wire::{RegionId, Run, ToDaemon};
 
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::lock::Lock;
-use crate::runtime::own_files::OwnFiles;
+use crate::runtime::proc_files::ProcFiles;
 use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::recycler::Recycler;
 use crate::runtime::state::region::Sticky;
@@ -46,7 +46,7 @@ pub(crate) struct State {
     /// The descriptors that managed memory is registered with.
     pub(crate) uffds: Userfaultfds,
     /// What the kernel says of this process.
-    pub(crate) files: OwnFiles,
+    pub(crate) files: ProcFiles,
     /// The segments that the daemon sent.
     pub(crate) segments: Segments,
     /// How many mappings the process has, and may have.
@@ -79,18 +79,13 @@ impl State {
         Self {
             regions: Regions::new(watch),
             uffds: Userfaultfds::new(),
-            files: OwnFiles::new(),
+            files: ProcFiles::new(),
             segments: Segments::new(),
             maps: MapBudget::new(),
             uplink: Uplink::new(),
             recycler: None,
             direct_io: None,
         }
-    }
-
-    /// Queues a message to the daemon.
-    pub(crate) fn tell(&mut self, message: ToDaemon) {
-        self.uplink.outbox.push(message);
     }
 
     /// Takes a range under management: registers it and tells the daemon. `merged`: the parts that
@@ -106,7 +101,7 @@ impl State {
         self.regions.insert(region);
         self.regions.forget_retained(range);
         self.count_unseen_forks();
-        self.tell(ToDaemon::RegionAdded { region: id, start: range.start as u64, len: range.len as u64 });
+        self.uplink.outbox.push(ToDaemon::RegionAdded { region: id, start: range.start as u64, len: range.len as u64 });
         Ok(id)
     }
 
@@ -115,7 +110,7 @@ impl State {
     pub(crate) fn give_up(&mut self, id: RegionId, run: Run) {
         if run.len > 0 && self.regions.get(id).is_some() {
             self.regions.cut(id, run);
-            self.tell(ToDaemon::RegionShrunk { region: id, run });
+            self.uplink.outbox.push(ToDaemon::RegionShrunk { region: id, run });
         }
     }
 
@@ -136,7 +131,7 @@ impl State {
         for (part, bytes) in merged {
             self.give_up(id, Run::between(at, part.page));
             self.regions.cut(id, part);
-            self.tell(ToDaemon::Retained { region: id, run: part });
+            self.uplink.outbox.push(ToDaemon::Retained { region: id, run: part });
             self.regions.retain(bytes, sticky);
             at = part.end();
         }
@@ -145,7 +140,7 @@ impl State {
 
     /// Tracks again what could not be tracked after a window.
     pub(crate) fn track_again(&mut self) {
-        for span in self.uffds.take_untracked() {
+        for span in std::mem::take(&mut self.uffds.untracked) {
             for part in self.regions.managed_bytes(span) {
                 self.uffds.track(part);
             }
@@ -154,7 +149,7 @@ impl State {
 
     /// Whether the program has closed or replaced a descriptor of the agent.
     pub(crate) fn has_lost_descriptors(&self) -> bool {
-        !(self.uplink.conn.as_ref().is_none_or(Kept::is_intact)
+        !(self.uplink.conn.as_ref().is_none_or(Descriptor::is_intact)
             && self.uffds.are_intact()
             && self.segments.are_intact()
             && self.recycler.as_ref().is_none_or(Recycler::is_intact)

@@ -12,7 +12,7 @@ use kmem::memfd::FileId;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::runtime::kept::{Kept, NUMBERS, is_file};
+use crate::runtime::descriptors::{Descriptor, NUMBERS, is_file};
 
 /// One end of the pair: its number, -1 without one, and its file.
 struct End {
@@ -27,12 +27,12 @@ impl End {
     }
 
     fn set(&self, fd: OwnedFd) -> Result<(), Errno> {
-        let kept = Kept::new(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        self.dev.store(kept.file().dev, Ordering::Relaxed);
-        self.ino.store(kept.file().ino, Ordering::Relaxed);
-        self.number.store(kept.number(), Ordering::Release);
+        let descriptor = Descriptor::new(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        self.dev.store(descriptor.file().dev, Ordering::Relaxed);
+        self.ino.store(descriptor.file().ino, Ordering::Relaxed);
+        self.number.store(descriptor.number(), Ordering::Release);
         // From here on it is closed by `take`.
-        std::mem::forget(kept);
+        std::mem::forget(descriptor);
         Ok(())
     }
 
@@ -124,11 +124,11 @@ impl Waker {
     }
 
     /// Another descriptor for the receiver, which a forked child [closes](Waker::take_spare).
-    pub(crate) fn keep_spare(&self) -> Option<Kept<OwnedFd>> {
+    pub(crate) fn keep_spare(&self) -> Option<Descriptor<OwnedFd>> {
         let number = self.receiver.get()?;
         // SAFETY: the number is the receiver's; it is only duplicated.
         let fd = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().ok()?;
-        let spare = Kept::new(fd).ok()?;
+        let spare = Descriptor::new(fd).ok()?;
         self.spare.store(spare.number(), Ordering::Release);
         Some(spare)
     }

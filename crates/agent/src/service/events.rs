@@ -20,9 +20,9 @@ use kmem::range::Range;
 use kmem::uffd::{Event, Uffd};
 use rustix::io::Errno;
 
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::heap;
 use crate::runtime::interlock::INTERLOCK;
-use crate::runtime::kept::Kept;
 use crate::runtime::lock::Guard;
 use crate::runtime::poll;
 use crate::runtime::state::STATE;
@@ -64,7 +64,7 @@ impl Stash {
 
 /// Reads events until [`STOP`] rings, or the userfaultfd fails or is lost. `ready` is called when
 /// that begins: a thread that starts allocates, and a forking thread may hold the heap.
-pub(super) fn watch(uffd: &Kept<Uffd>, ready: impl FnOnce()) {
+pub(super) fn watch(uffd: &Descriptor<Uffd>, ready: impl FnOnce()) {
     let mut stash = Stash::new();
     // To read a fork's event takes a free descriptor. When the program has none left, closing this
     // one makes room.

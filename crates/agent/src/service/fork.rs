@@ -30,10 +30,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::runtime::descriptors::NUMBERS;
 use crate::runtime::heap::{HEAP, Holder};
+use crate::runtime::injected::is_injected;
 use crate::runtime::interlock::INTERLOCK;
-use crate::runtime::kept::NUMBERS;
-use crate::runtime::late::is_late;
 use crate::runtime::lifecycle::{Phase, STARTING, phase, set_phase};
 use crate::runtime::lineage::LINEAGE;
 use crate::runtime::lock::Blocked;
@@ -88,7 +88,7 @@ pub(super) fn is_watched() -> bool {
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    is_late();
+    is_injected();
     // SAFETY: no handler is given.
     unsafe { register(None, None, None, null_mut()) };
 }
@@ -126,7 +126,7 @@ pub(crate) fn beside(clone: impl FnOnce() -> c_int) -> c_int {
 extern "C" fn before_fork() {
     settle();
     let mut state = STATE.lock();
-    if is_late() && !(INTERLOCK.has_tables() && state.regions.is_inherited()) {
+    if is_injected() && !(INTERLOCK.has_tables() && state.regions.is_inherited()) {
         return;
     }
     while INTERLOCK.is_reading() {

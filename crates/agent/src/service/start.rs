@@ -18,9 +18,9 @@ use rustix::io::Errno;
 use crate::daemon::link;
 use crate::recycle::pool;
 use crate::runtime::denied::{self, Need};
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::heap::HEAP;
-use crate::runtime::kept::Kept;
-use crate::runtime::late::is_late;
+use crate::runtime::injected::is_injected;
 use crate::runtime::lifecycle::{LOADING, Leaving, Phase, STARTING, phase, set_leaving, set_phase};
 use crate::runtime::lineage;
 use crate::runtime::lineage::LINEAGE;
@@ -29,6 +29,7 @@ use crate::runtime::log;
 use crate::runtime::prctl;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::STATE;
+use crate::runtime::state::uffds::ForkEvents;
 use crate::runtime::state::window_uffd::WindowUffd;
 use crate::runtime::waker::{STOP, WAKE};
 use crate::service::{calls, events, fork};
@@ -71,7 +72,7 @@ pub(crate) enum StartError {
     Userfaultfd(#[from] CreateError),
     /// A pair of sockets, or the identity of a descriptor, cannot be had.
     #[error("sockets to wake threads: {0}")]
-    Bell(#[from] Errno),
+    Waker(#[from] Errno),
     /// A descriptor cannot be used.
     #[error("a descriptor: {0}")]
     Descriptor(#[from] io::Error),
@@ -116,7 +117,7 @@ pub(crate) fn start(socket: Option<&Path>) -> Result<(), StartError> {
 
 /// Starts the agent in a program that is attached, for the first time or again; the agent has ended
 /// before. The caller has blocked all signals.
-pub(crate) fn start_late(socket: PathBuf) -> Result<(), StartError> {
+pub(crate) fn start_attached(socket: PathBuf) -> Result<(), StartError> {
     let _one = STARTING.lock();
     begin(socket)
 }
@@ -146,7 +147,7 @@ impl StartError {
     /// Whether a system call was denied.
     fn is_denied(&self) -> bool {
         let errno = match self {
-            Self::Userfaultfd(CreateError::Os(errno)) | Self::Bell(errno) | Self::Lineage(errno) => *errno,
+            Self::Userfaultfd(CreateError::Os(errno)) | Self::Waker(errno) | Self::Lineage(errno) => *errno,
             Self::Descriptor(error) | Self::Thread { error, .. } => {
                 return error.kind() == io::ErrorKind::PermissionDenied;
             }
@@ -183,11 +184,11 @@ fn try_start(path: PathBuf) -> Result<(), StartError> {
     }
     STATE.lock().files.open_pagemap().map_err(StartError::Pagemap)?;
     LINEAGE.begin().map_err(StartError::Lineage)?;
-    let (tracking, sees_forks) = tracking_uffd()?;
-    lineage::own();
-    let tracking = Arc::new(Kept::new(tracking)?);
+    let (tracking, forks) = tracking_uffd()?;
+    lineage::set_owner();
+    let tracking = Arc::new(Descriptor::new(tracking)?);
     let window = WindowUffd::new()?;
-    let filler = Kept::new(filler::create()?)?;
+    let filler = Descriptor::new(filler::create()?)?;
     WAKE.open()?;
     STOP.open().inspect_err(|_| STOP.close())?;
     std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
@@ -202,7 +203,7 @@ fn try_start(path: PathBuf) -> Result<(), StartError> {
     }
     let recycler = pool::from_environment();
     let mut state = STATE.lock();
-    state.uffds.open(tracking, window, filler, sees_forks);
+    state.uffds.open(tracking, window, filler, forks);
     state.recycler = recycler;
     drop(state);
     spawn("pageone-agent", move || {
@@ -212,7 +213,7 @@ fn try_start(path: PathBuf) -> Result<(), StartError> {
         }
         let opened = STATE.lock().files.open_status();
         match opened {
-            Ok(()) if is_late() && !calls::wait() => end(),
+            Ok(()) if is_injected() && !calls::wait() => end(),
             Ok(()) => link::serve(&path),
             // Pinned and locked memory could not be told from other memory.
             Err(error) => {
@@ -237,12 +238,14 @@ fn undo() {
 
 /// The userfaultfd that regions are registered with, and whether it reports forks. That needs
 /// CAP_SYS_PTRACE: without it forks that bypass the C library go unseen.
-fn tracking_uffd() -> Result<(Uffd, bool), CreateError> {
+fn tracking_uffd() -> Result<(Uffd, ForkEvents), CreateError> {
     let features =
         Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED | Features::EVENT_REMAP | Features::EVENT_UNMAP;
     match Uffd::new(features | Features::EVENT_FORK) {
-        Err(CreateError::NoForkEvents | CreateError::NoPermission(_)) => Uffd::new(features).map(|uffd| (uffd, false)),
-        created => created.map(|uffd| (uffd, true)),
+        Err(CreateError::NoForkEvents | CreateError::NoPermission(_)) => {
+            Uffd::new(features).map(|uffd| (uffd, ForkEvents::None))
+        }
+        created => created.map(|uffd| (uffd, ForkEvents::Reported)),
     }
 }
 

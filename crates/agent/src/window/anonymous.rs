@@ -24,23 +24,30 @@ pub(crate) unsafe fn cover(region: &mut Region, run: Run, grounds: Grounds) -> R
     // the same access.
     unsafe { gate::map_untouched(grounds, place, libc::PROT_READ | libc::PROT_WRITE, region.sticky) }?;
     region.mapped.clear(run);
-    advise(region, place, true);
+    advise(region, place, Backing::Anonymous);
     Ok(())
 }
 
+/// What a new mapping is of. Advice on huge pages is for anonymous memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backing {
+    Anonymous,
+    Segment,
+}
+
 /// Repeats the program's advice on a new mapping of a region.
-pub(crate) fn advise(region: &mut Region, place: Range, is_anonymous: bool) {
-    region.leaks_into_children |= !repeat_advice(place, region.sticky, is_anonymous);
+pub(crate) fn advise(region: &mut Region, place: Range, memory: Backing) {
+    region.leaks_into_children |= !repeat_advice(place, region.sticky, memory);
 }
 
 /// Repeats advice on a new mapping. False if children may inherit what they should not.
-pub(crate) fn repeat_advice(place: Range, sticky: Sticky, is_anonymous: bool) -> bool {
+pub(crate) fn repeat_advice(place: Range, sticky: Sticky, memory: Backing) -> bool {
     if sabotage::is_on(Sabotage::NoStickyAdvice) {
         return true;
     }
     let huge = match sticky.huge {
-        Some(true) if is_anonymous => Some(libc::MADV_HUGEPAGE),
-        Some(false) if is_anonymous => Some(libc::MADV_NOHUGEPAGE),
+        Some(true) if memory == Backing::Anonymous => Some(libc::MADV_HUGEPAGE),
+        Some(false) if memory == Backing::Anonymous => Some(libc::MADV_NOHUGEPAGE),
         _ => None,
     };
     let all = [sticky.dont_fork.then_some(libc::MADV_DONTFORK), sticky.dont_dump.then_some(libc::MADV_DONTDUMP), huge];

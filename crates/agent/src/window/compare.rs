@@ -12,8 +12,8 @@ use wire::{MergeRun, Outcome, PageNo, Run, Target};
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segments;
 use crate::window::ZEROS;
-use crate::window::own;
 use crate::window::runs::advance;
+use crate::window::safe_read;
 
 /// What is known of some pages after the comparison.
 pub(super) enum Verdict {
@@ -35,10 +35,18 @@ pub(super) enum Finding {
     Unreadable,
 }
 
+/// Whether frames, or pages that were taken away, can be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// The kernel has said so, or no memory of the host has failed.
+    Sound,
+    /// The kernel has to be asked.
+    Unsure,
+}
+
 /// Compares a run with its target, page by page. The kernel is asked first whether the pages can be
 /// read: for all pages up to `group`, since the call is what costs. Those before `readable` can.
-/// Frames are mapped by the agent alone: they can be read unless their memory has failed, and are
-/// asked for too with `ask_frames`.
+/// Memory are mapped by the agent alone: they can be read unless their memory has failed.
 ///
 /// # Safety
 ///
@@ -49,7 +57,7 @@ pub(super) unsafe fn compare(
     region: &Region,
     segments: &Segments,
     merge: MergeRun,
-    ask_frames: bool,
+    frames_are: Memory,
     group: PageNo,
     readable: &mut PageNo,
     verdicts: &mut Verdicts,
@@ -68,14 +76,14 @@ pub(super) unsafe fn compare(
     while done < run.len {
         let page = run.page + done;
         if *readable <= page {
-            let pages = own::readable(region.bytes(Run::between(page, group)));
+            let pages = safe_read::readable(region.bytes(Run::between(page, group)));
             *readable = page + pages as u32;
         }
         let len = (readable.0.min(run.end().0)).saturating_sub(page.0);
         // A frame whose memory broke cannot be read either.
-        let len = frames.filter(|_| len > 0 && ask_frames).map_or(len, |frames| {
+        let len = frames.filter(|_| len > 0 && frames_are == Memory::Unsure).map_or(len, |frames| {
             let first = frames.wrapping_add(done as usize * PAGE_SIZE).expose_provenance();
-            own::readable(Range::new(first, len as usize * PAGE_SIZE)) as u32
+            safe_read::readable(Range::new(first, len as usize * PAGE_SIZE)) as u32
         });
         for i in done..done + len {
             let offset = i as usize * PAGE_SIZE;
@@ -131,20 +139,20 @@ impl Found {
 
 /// Pages that were taken away, and do not equal their target: beside the sample, or since a device
 /// wrote to them after the comparison and has let go of them. Or page or frame cannot be read any
-/// more, which the kernel is asked again where `ask` says so. Ascending, with their outcomes.
+/// more. Ascending, with their outcomes.
 ///
 /// # Safety
 ///
 /// - The pages of the run, but those in mappings of segments, were taken to `taken`, each at its
 ///   offset in the run. What is there is mapped, and nobody else uses it.
 /// - The run does not leave its segment.
-/// - Without `ask`, the kernel said just now that pages and frames can be read.
+/// - With [`Memory::Sound`], the kernel said just now that pages and frames can be read.
 pub(super) unsafe fn changed(
     region: &Region,
     segments: &Segments,
     merge: MergeRun,
     taken: usize,
-    ask: bool,
+    memory: Memory,
 ) -> Vec<(PageNo, Outcome)> {
     let MergeRun { run, target } = merge;
     let frames = match target {
@@ -157,9 +165,9 @@ pub(super) unsafe fn changed(
             Some(held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE))
         }
     };
-    let can_read = |first: usize, pages: usize| own::readable(Range::new(first, pages * PAGE_SIZE)) == pages;
+    let can_read = |first: usize, pages: usize| safe_read::readable(Range::new(first, pages * PAGE_SIZE)) == pages;
     // All at once first: page by page the calls cost more than comparing.
-    let ask = ask
+    let ask = memory == Memory::Unsure
         && !(can_read(taken, run.len as usize)
             && frames.is_none_or(|frames| can_read(frames.expose_provenance(), run.len as usize)));
     let outcome = |page: PageNo| {

@@ -33,11 +33,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use wire::Run;
 
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::poll;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::region::Region;
-use crate::window::anonymous::advise;
+use crate::window::anonymous::{Backing, advise};
 use crate::window::{ZEROS, gate};
 
 /// Bytes of the reader's stack.
@@ -47,8 +47,8 @@ const FILL_TRIES: u32 = 1000;
 
 /// The userfaultfd and its reader.
 pub(crate) struct Filler {
-    uffd: Arc<Kept<Uffd>>,
-    stop: Arc<Kept<OwnedFd>>,
+    uffd: Arc<Descriptor<Uffd>>,
+    stop: Arc<Descriptor<OwnedFd>>,
     forks: Arc<Forks>,
     reader: Option<JoinHandle<()>>,
 }
@@ -82,8 +82,8 @@ impl Forks {
     }
 }
 
-fn keep<T: AsFd>(fd: T) -> Result<Kept<T>, Errno> {
-    Kept::new(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+fn keep<T: AsFd>(fd: T) -> Result<Descriptor<T>, Errno> {
+    Descriptor::new(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// The userfaultfd of a filler.
@@ -94,7 +94,7 @@ pub(crate) fn create() -> Result<Uffd, CreateError> {
 
 impl Filler {
     /// Starts the reader of a userfaultfd that [`create`] made, with this thread's signal mask.
-    pub(crate) fn new(uffd: Arc<Kept<Uffd>>) -> Result<Self, Errno> {
+    pub(crate) fn new(uffd: Arc<Descriptor<Uffd>>) -> Result<Self, Errno> {
         let forks = Arc::new(Forks::default());
         let stop = Arc::new(keep(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?);
         let (events, end, received) = (uffd.clone(), stop.clone(), forks.clone());
@@ -127,7 +127,7 @@ impl Filler {
         let memory = Range::new(gate::map_anywhere(place.len, region.sticky)?, place.len);
         *self.forks.children() = Some(Vec::new());
         let moved = self.uffd.register_missing_wp(memory).and_then(|()| {
-            advise(region, memory, true);
+            advise(region, memory, Backing::Anonymous);
             // SAFETY: `memory` was mapped above, and nobody else knows it. It takes the place with
             // no page in it and registered, so readers wait until it is filled below.
             unsafe { gate::move_over(memory, place.start) }
@@ -198,7 +198,7 @@ fn fill(uffd: &Uffd, place: usize, page: &[u8]) -> bool {
 }
 
 /// Reads events until it is stopped: threads that move memory, or fork, wait for that.
-fn read_events(uffd: &Kept<Uffd>, stop: &Kept<OwnedFd>, forks: &Forks) {
+fn read_events(uffd: &Descriptor<Uffd>, stop: &Descriptor<OwnedFd>, forks: &Forks) {
     loop {
         let mut fds = [uffd.number(), stop.number()].map(|fd| poll::interest(fd, libc::POLLIN));
         if !poll::wait(&mut fds, -1) || !uffd.is_intact() || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0

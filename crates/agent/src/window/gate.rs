@@ -31,7 +31,7 @@ use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
 use wire::{Outcome, Run};
 
-use crate::runtime::own_files::OwnFiles;
+use crate::runtime::proc_files::ProcFiles;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::region::{Region, Sticky};
 use crate::runtime::state::window_uffd::{SCRATCH_LEN, WindowUffd};
@@ -65,13 +65,13 @@ impl Copies {
 }
 
 /// Whether this process has pinned memory, or that is not known.
-pub(crate) fn is_pinned(files: &OwnFiles) -> bool {
+pub(crate) fn is_pinned(files: &ProcFiles) -> bool {
     matches!(held_memory(files), Some(Outcome::Pinned | Outcome::Failed))
 }
 
 /// The merged pages of a run that may be taken away now, ascending. Writers to them wait, and the
 /// pages are in memory.
-pub(crate) fn may_go(region: &Region, run: Run, copies: &Copies, files: &OwnFiles) -> Vec<Run> {
+pub(crate) fn may_go(region: &Region, run: Run, copies: &Copies, files: &ProcFiles) -> Vec<Run> {
     if sabotage::is_on(Sabotage::NoPinCheck) {
         return merged(region, run);
     }
@@ -216,13 +216,13 @@ impl<'a> Taker<'a> {
         Some(Self { uffd, used: 0 })
     }
 
-    /// Takes the pages of a place that lies in no mapping of a segment. Calls `kept` with the
+    /// Takes the pages of a place that lies in no mapping of a segment. Calls `pinned` with the
     /// address of each page that may be pinned, and stays.
     ///
     /// # Safety
     ///
     /// The pages are claimed: nobody relies on what they hold.
-    pub(crate) unsafe fn take(&mut self, place: Range, mut kept: impl FnMut(usize)) {
+    pub(crate) unsafe fn take(&mut self, place: Range, mut pinned: impl FnMut(usize)) {
         let mut at = place.start;
         while at < place.end() {
             if self.used == SCRATCH_LEN {
@@ -234,7 +234,7 @@ impl<'a> Taker<'a> {
             let (done, result) = unsafe { self.uffd.take_away(part, self.used) };
             (at, self.used) = (at + done, self.used + done);
             if result.is_err() {
-                kept(at);
+                pinned(at);
                 at += PAGE_SIZE;
             }
         }

@@ -15,7 +15,7 @@ use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segment;
 use crate::runtime::state::window_uffd::{PutBack, WindowUffd};
-use crate::window::anonymous::{advise, cover};
+use crate::window::anonymous::{Backing, advise, cover};
 use crate::window::gate::{self, Grounds};
 
 /// How often, once in a millisecond, covering a hole is tried before the program is ended.
@@ -161,7 +161,7 @@ unsafe fn try_fill_hole(region: &mut Region, run: Run, segment: &Segment, slot: 
         .enumerate()
         .try_for_each(|(i, page)| memfd::read_page(segment.fd.as_fd(), slot.index() + i, page));
     let moved = filled.and_then(|()| {
-        advise(region, copy, true);
+        advise(region, copy, Backing::Anonymous);
         // SAFETY: the window is open. By the contract the copy has the bytes that the place had,
         // and nobody refers to it any more.
         unsafe { gate::move_over(copy, place.start) }.map_err(io::Error::from)
@@ -197,20 +197,25 @@ unsafe fn cover_hole(region: &mut Region, run: Run, segment: &Segment, slot: Slo
     Ok(())
 }
 
-/// Makes pages of zeros untouched memory. `taken`: those outside of segments' mappings were taken
-/// away, so they are untouched already.
+/// Makes pages of zeros untouched memory. With `taken` those outside of segments' mappings were
+/// taken away, so they are untouched already.
 ///
 /// # Safety
 ///
 /// The pages lie in an open window and hold zeros, or held zeros before they were taken.
-pub(super) unsafe fn map_zeros(region: &mut Region, run: Run, maps: &mut MapBudget, taken: bool) -> Outcome {
+pub(super) unsafe fn map_zeros(
+    region: &mut Region,
+    run: Run,
+    maps: &mut MapBudget,
+    taken: Option<Taken<'_>>,
+) -> Outcome {
     let place = region.bytes(run);
     let done: Result<(), Errno> = if region.mapped.any(run) {
         maps.add(region.new_maps(run));
         // SAFETY: by the contract untouched memory has the same bytes, writers are blocked, and the
         // tracking userfaultfd does not have the pages.
         unsafe { cover(region, run, Grounds::Merged) }
-    } else if taken {
+    } else if taken.is_some() {
         Ok(())
     } else {
         // SAFETY: the place is anonymous memory throughout, so the advice makes it read as zeros,
@@ -226,7 +231,7 @@ mod tests {
     use wire::{PageNo, RegionId};
 
     use super::*;
-    use crate::runtime::kept::Kept;
+    use crate::runtime::descriptors::Descriptor;
     use crate::runtime::state::region::Sticky;
 
     #[test]
@@ -236,7 +241,7 @@ mod tests {
         let map = memfd::map_readonly(&fd, 4 * PAGE_SIZE).unwrap();
         // SAFETY: the test does not read the mapping. Memory that failed cannot be read either.
         unsafe { raw::mprotect(map.range().start, map.len(), libc::PROT_NONE).unwrap() };
-        let segment = Segment { id: 1, fd: Kept::new(fd).unwrap(), map };
+        let segment = Segment { id: 1, fd: Descriptor::new(fd).unwrap(), map };
         for fill in [try_fill_hole, cover_hole] {
             let start = mm::map_anonymous(1024 * PAGE_SIZE).unwrap();
             let whole = Range::new(start, 1024 * PAGE_SIZE);

@@ -34,21 +34,21 @@ use kmem::pagemap::{Categories, Query};
 use kmem::range::Range;
 use wire::{MergeRun, Outcome, PageNo, RegionId, Run, Target};
 
-use crate::runtime::own_files::OwnFiles;
+use crate::runtime::proc_files::ProcFiles;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::sharers::SHARERS;
 use crate::runtime::state::State;
-use crate::runtime::state::control::ControlPage;
+use crate::runtime::state::control::{self, ControlPage};
 use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segments;
 use crate::runtime::state::uffds::Userfaultfds;
 use crate::runtime::state::window_uffd::WindowUffd;
-use crate::window::compare::{Verdict, Verdicts, compare, hull};
+use crate::window::compare::{Memory, Verdict, Verdicts, compare, hull};
 use crate::window::look::Looked;
 use crate::window::report::WindowReport;
 use crate::window::runs::{end_of_group, span};
-use crate::window::select::select;
+use crate::window::select::{Pages, select};
 use crate::window::{MAX_TIME, pins};
 
 mod take;
@@ -65,11 +65,20 @@ pub(crate) struct Request<'a> {
     pub(crate) region: RegionId,
     /// Ascending and disjoint, within [`crate::window::MAX_PAGES`] from the first page to the last.
     pub(crate) runs: &'a [MergeRun],
-    /// Pages of the runs that were written since the last scan are left out.
-    pub(crate) calm: bool,
-    /// The process is checked for pinned and locked memory. Without it that happens only where
-    /// taking pages away does not show pins.
-    pub(crate) check_held: bool,
+    /// Which of their pages.
+    pub(crate) pages: Pages,
+    /// Whether the process is checked for pinned and locked memory.
+    pub(crate) check: HeldCheck,
+}
+
+/// When the process is checked for pinned and locked memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeldCheck {
+    /// In this window.
+    Now,
+    /// Only where taking pages away does not show pins: an earlier window of the batch has found
+    /// none.
+    IfUnseen,
 }
 
 /// Carries out one window.
@@ -85,12 +94,12 @@ pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
     };
     if window.refuse() {
         if window.can_take() {
-            window.take_parts(request.check_held);
+            window.take_parts(request.check);
         } else {
-            window.compare_and_map(request.check_held);
+            window.compare_and_map(request.check);
         }
         window.mark_clean();
-        window.own_stuck();
+        window.unshare_stuck();
     }
     window.report
 }
@@ -105,7 +114,7 @@ fn is_shared() -> bool {
 struct Window<'s> {
     region: &'s mut Region,
     uffds: &'s mut Userfaultfds,
-    files: &'s OwnFiles,
+    files: &'s ProcFiles,
     segments: &'s Segments,
     maps: &'s mut MapBudget,
     control: &'s mut ControlPage,
@@ -116,15 +125,20 @@ struct Window<'s> {
     span: Run,
     opened: Instant,
     verdicts: Verdicts,
-    /// Pages are taken away that nobody has compared.
-    takes: bool,
+    taking: Taking,
+    report: WindowReport,
+}
+
+/// How far the pages of a window were taken away.
+struct Taking {
+    /// Nobody has compared them before.
+    is_uncompared: bool,
     /// Some page was taken away.
-    has_taken: bool,
+    has_begun: bool,
     /// Equal pages before this one were taken away, or need not be.
-    taken: PageNo,
+    next: PageNo,
     /// Those of them that do not equal their target, and why, ascending.
     changed: VecDeque<(PageNo, Outcome)>,
-    report: WindowReport,
 }
 
 impl<'s> Window<'s> {
@@ -149,9 +163,9 @@ impl<'s> Window<'s> {
             }
         }
         // Without a page map windows span pages that are being written.
-        let runs = match files.kept_pagemap() {
+        let runs = match files.pagemap_from_start() {
             Some(pagemap) => {
-                let selection = select(region, whole, runs, request.calm, pagemap);
+                let selection = select(region, whole, runs, request.pages, pagemap);
                 selection.written.into_iter().for_each(|run| report.settle_as_is(run, Outcome::Differs));
                 report.rest.splice(0..0, selection.rest);
                 selection.now
@@ -171,10 +185,7 @@ impl<'s> Window<'s> {
             runs,
             span,
             opened: Instant::now(),
-            takes: false,
-            has_taken: false,
-            taken: span.page,
-            changed: VecDeque::new(),
+            taking: Taking { is_uncompared: false, has_begun: false, next: span.page, changed: VecDeque::new() },
             report,
         })
     }
@@ -211,20 +222,22 @@ impl<'s> Window<'s> {
             && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run))
     }
 
-    /// Why no page of this process may be merged now; asked if the caller wants to know.
-    fn held(&mut self, check: bool) -> Option<Outcome> {
-        let held = if check { pins::held_memory(self.files) } else { None };
-        self.report.nothing_held |= check && held.is_none();
+    /// Why no page of this process may be merged now.
+    fn held(&mut self) -> Option<Outcome> {
+        let held = pins::held_memory(self.files);
+        self.report.nothing_held |= held.is_none();
         held
     }
 
     /// Takes the pages that look like their targets, part by part, and replaces those that equal
     /// them. A page that is pinned or locked meanwhile cannot be taken.
-    fn take_parts(&mut self, check_held: bool) {
-        if let Some(outcome) = self.held(check_held) {
+    fn take_parts(&mut self, check: HeldCheck) {
+        if check == HeldCheck::Now
+            && let Some(outcome) = self.held()
+        {
             return self.runs.iter().for_each(|merge| self.report.settle_as_is(merge.run, outcome));
         }
-        self.takes = true;
+        self.taking.is_uncompared = true;
         self.look();
         let verdicts = std::mem::take(&mut self.verdicts);
         self.opened = Instant::now();
@@ -233,13 +246,13 @@ impl<'s> Window<'s> {
             let (before, part) = (&verdicts[done..done + part.start], &verdicts[done + part.start..done + part.end]);
             self.settle_as_is(before);
             done += before.len() + part.len();
-            if self.is_late() {
+            if self.is_out_of_time() {
                 return self.leave_rest(part[0].0.page, &verdicts);
             }
             let span = self.region.bytes(Run::between(part[0].0.page, part[part.len() - 1].0.end()));
-            self.control.set_window(true);
+            self.control.tell_window(control::Window::Open);
             if self.uffds.open_taking(span).is_err() {
-                self.control.set_window(false);
+                self.control.tell_window(control::Window::Closed);
                 part.iter().for_each(|(run, _)| self.report.settle(*run, Outcome::Gone));
                 continue;
             }
@@ -262,22 +275,23 @@ impl<'s> Window<'s> {
     }
 
     /// Compares the pages in place while writers wait, and replaces those that equal their targets.
-    fn compare_and_map(&mut self, check_held: bool) {
+    fn compare_and_map(&mut self, check: HeldCheck) {
         let span = self.region.bytes(self.span);
         self.opened = Instant::now();
-        self.control.set_window(true);
+        self.control.tell_window(control::Window::Open);
         if self.uffds.open_window(span).is_err() {
-            self.control.set_window(false);
+            self.control.tell_window(control::Window::Closed);
             return self.report.settle_all(&self.runs, Outcome::Gone);
         }
         // Pins and locks are looked for only now: a thread that pins a page for writing from here
         // on waits for the window, or gets a page of its own.
         let shows_pins = self.uffds.window().is_some_and(WindowUffd::can_check_pins)
             && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run));
-        match self.held(check_held || !shows_pins) {
+        let held = if check == HeldCheck::Now || !shows_pins { self.held() } else { None };
+        match held {
             Some(outcome) => self.report.settle_all(&self.runs, outcome),
             None => {
-                self.compare_in_place(!self.control.memory_is_sound());
+                self.compare_in_place();
                 let verdicts = std::mem::take(&mut self.verdicts);
                 let end = verdicts.last().map_or(self.span.page, |(run, _)| run.end());
                 let stopped = match (hull(&verdicts), pin_check(self.uffds)) {
@@ -313,7 +327,8 @@ impl<'s> Window<'s> {
 
     /// Compares the runs with their targets, for half of the window's time: replacing takes as
     /// long. What is not reached is left for another window.
-    fn compare_in_place(&mut self, ask_frames: bool) {
+    fn compare_in_place(&mut self) {
+        let frames = if self.control.memory_is_sound() { Memory::Sound } else { Memory::Unsure };
         let mut readable = PageNo(0);
         for (i, (&merge, &refusal)) in self.runs.iter().zip(&self.refusals).enumerate() {
             if i > 0 && self.opened.elapsed() > MAX_TIME / 2 {
@@ -327,21 +342,21 @@ impl<'s> Window<'s> {
                 // leaves its segment does not decode.
                 None => unsafe {
                     let group = end_of_group(&self.runs[i..]);
-                    compare(self.region, self.segments, merge, ask_frames, group, &mut readable, &mut self.verdicts);
+                    compare(self.region, self.segments, merge, frames, group, &mut readable, &mut self.verdicts);
                 },
             }
         }
     }
 
     /// No more pages are taken in this window.
-    fn is_late(&self) -> bool {
-        self.has_taken && self.opened.elapsed() > TAKE_TIME
+    fn is_out_of_time(&self) -> bool {
+        self.taking.has_begun && self.opened.elapsed() > TAKE_TIME
     }
 
     /// Lets all threads go on that wait in a part of the window.
     fn close(&mut self, part: Range) {
         self.uffds.close_window(part);
-        self.control.set_window(false);
+        self.control.tell_window(control::Window::Closed);
         if self.uffds.take_forks() {
             self.control.count_fork();
         }
@@ -357,7 +372,7 @@ impl<'s> Window<'s> {
     /// next scan would do it, and a guest that has read them meanwhile would fault on them again.
     fn mark_frames(&self, part: Range) {
         let frames = Categories::WRITTEN | Categories::PRESENT | Categories::FILE;
-        if let Some(pagemap) = self.files.kept_pagemap() {
+        if let Some(pagemap) = self.files.pagemap_from_start() {
             // What is not marked is found by the next scan.
             let _ = pagemap.protect(part, &Query { required: frames, ..Query::default() });
         }
@@ -376,9 +391,9 @@ impl<'s> Window<'s> {
 
     /// Where a fork may be the reason that pages could not be taken, makes them ready for the next
     /// time.
-    fn own_stuck(&self) {
+    fn unshare_stuck(&self) {
         if self.control.forks() > 0 && self.region.is_inherited() {
-            self.report.stuck.iter().for_each(|&page| pins::own(self.region.bytes(page), self.files));
+            self.report.stuck.iter().for_each(|&page| pins::unshare(self.region.bytes(page), self.files));
         }
     }
 }

@@ -8,11 +8,11 @@ use kmem::range::Range;
 use kmem::{PAGE_SIZE, raw};
 use wire::Outcome;
 
-use crate::runtime::own_files::OwnFiles;
+use crate::runtime::proc_files::ProcFiles;
 use crate::runtime::sabotage::{self, Sabotage};
 
 /// Why no memory of this process may be merged or recycled now; `None` if it may.
-pub(crate) fn held_memory(files: &OwnFiles) -> Option<Outcome> {
+pub(crate) fn held_memory(files: &ProcFiles) -> Option<Outcome> {
     if sabotage::is_on(Sabotage::NoPinCheck) {
         return None;
     }
@@ -30,7 +30,7 @@ pub(crate) fn held_memory(files: &OwnFiles) -> Option<Outcome> {
 /// gone, and refuses to move them. A write fault without a write (`MADV_POPULATE_WRITE`) settles
 /// that; the page counts as written afterwards. A page that a child still maps stays as it is,
 /// since the fault would copy it.
-pub(super) fn own(page: Range, files: &OwnFiles) {
+pub(super) fn unshare(page: Range, files: &ProcFiles) {
     /// Bit 56: the page is mapped here only (Documentation/admin-guide/mm/pagemap.rst).
     const EXCLUSIVE: u64 = 1 << 56;
     let mut entry = [0; 8];

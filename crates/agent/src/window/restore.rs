@@ -13,10 +13,11 @@ use wire::{PageNo, RegionId, Run};
 
 use crate::runtime::state::STATE;
 use crate::runtime::state::State;
+use crate::runtime::state::control;
 use crate::runtime::state::region::Region;
 use crate::window::filler::Filler;
 use crate::window::gate::{self, Copies};
-use crate::window::own::{Buffer, reserve};
+use crate::window::safe_read::{Buffer, reserve};
 use crate::window::{MAX_PAGES, ZEROS};
 
 /// How long other threads may take the lock between two windows.
@@ -97,7 +98,7 @@ fn restore(
     let window = Run::between(first.page, last.end());
     let span = region.bytes(with_neighbours(region, window));
     uffds.untrack(span)?;
-    uplink.control.set_window(true);
+    uplink.control.tell_window(control::Window::Open);
     let mut done = filler.open(span);
     if done.is_ok() {
         let mut bytes: Vec<(Run, Vec<u8>)> = Vec::with_capacity(merged.len());
@@ -125,7 +126,7 @@ fn restore(
         }
     }
     filler.close(span);
-    uplink.control.set_window(false);
+    uplink.control.tell_window(control::Window::Closed);
     if filler.take_forks() {
         uplink.control.count_fork();
     }

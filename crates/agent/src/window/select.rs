@@ -12,9 +12,18 @@ use wire::{MergeRun, Run};
 use crate::runtime::state::region::Region;
 use crate::window::runs::split;
 
+/// Which pages of some runs are to be merged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// All of them.
+    All,
+    /// Those that were not written since the last scan.
+    Calm,
+}
+
 /// Cuts some runs to what can share a window.
-pub(super) fn select(region: &Region, window: Run, runs: &[MergeRun], calm: bool, pagemap: &Pagemap) -> Selection {
-    cut(runs, &written_pages(region, window, runs, calm, pagemap), calm)
+pub(super) fn select(region: &Region, window: Run, runs: &[MergeRun], pages: Pages, pagemap: &Pagemap) -> Selection {
+    cut(runs, &written_pages(region, window, runs, pages, pagemap), pages)
 }
 
 /// What of some runs can share a window.
@@ -31,10 +40,10 @@ pub(super) struct Selection {
 /// The pages of a window that the program has written since the last scan, ascending. Unless the
 /// runs are to be calm, only pages between them count: then the kernel is asked only if there are
 /// any.
-fn written_pages(region: &Region, window: Run, runs: &[MergeRun], calm: bool, pagemap: &Pagemap) -> Vec<Run> {
+fn written_pages(region: &Region, window: Run, runs: &[MergeRun], pages: Pages, pagemap: &Pagemap) -> Vec<Run> {
     let mut written = Vec::new();
     let has_gaps = runs.windows(2).any(|pair| pair[0].run.end() < pair[1].run.page);
-    if !calm && !has_gaps {
+    if pages == Pages::All && !has_gaps {
         return written;
     }
     // What the agent changes counts as written too: frames are pages of a file, and pages that were
@@ -53,9 +62,9 @@ fn written_pages(region: &Region, window: Run, runs: &[MergeRun], calm: bool, pa
     written
 }
 
-/// Cuts runs before the first page that was written, in a gap between them or (`calm`) in one of
-/// them. Written pages at the very beginning are set apart.
-fn cut(runs: &[MergeRun], written: &[Run], calm: bool) -> Selection {
+/// Cuts runs before the first page that was written: in a gap between them, or in one of them if
+/// they are to be calm. Written pages at the very beginning are set apart.
+fn cut(runs: &[MergeRun], written: &[Run], pages: Pages) -> Selection {
     let mut selection = Selection::default();
     let mut written = written.iter().copied().peekable();
     for (i, &merge) in runs.iter().enumerate() {
@@ -67,8 +76,9 @@ fn cut(runs: &[MergeRun], written: &[Run], calm: bool) -> Selection {
             let window_end = selection.now.last().map_or(left.run.page, |last| last.run.end());
             while written.next_if(|found| found.end() <= window_end).is_some() {}
             // Unless the runs are to be calm, only what begins before a gap's end counts.
-            let counts = |found: &&Run| {
-                if calm { found.page < end } else { window_end < left.run.page && found.page < left.run.page }
+            let counts = |found: &&Run| match pages {
+                Pages::Calm => found.page < end,
+                Pages::All => window_end < left.run.page && found.page < left.run.page,
             };
             let Some(&found) = written.peek().filter(counts) else {
                 selection.now.push(left);
@@ -106,7 +116,7 @@ mod tests {
         MergeRun { run: Run::new(PageNo(page), len), target }
     }
 
-    fn pages(start: u32, end: u32) -> Run {
+    fn span(start: u32, end: u32) -> Run {
         Run::between(PageNo(start), PageNo(end))
     }
 
@@ -114,31 +124,31 @@ mod tests {
     fn windows_end_before_what_is_written() {
         let runs = [run(0, 4), run(4, 4), run(10, 5)];
         let all = Selection { now: runs.to_vec(), ..Selection::default() };
-        assert_eq!(cut(&runs, &[], true), all);
-        assert_eq!(cut(&runs, &[pages(15, 90)], true), all, "behind them");
+        assert_eq!(cut(&runs, &[], Pages::Calm), all);
+        assert_eq!(cut(&runs, &[span(15, 90)], Pages::Calm), all, "behind them");
         // In the gap, whether or not it reaches into the run behind.
         for end in [9, 11] {
             let gap = Selection { now: runs[..2].to_vec(), rest: runs[2..].to_vec(), ..Selection::default() };
-            assert_eq!(cut(&runs, &[pages(8, end)], true), gap);
-            assert_eq!(cut(&runs, &[pages(8, end)], false), gap);
+            assert_eq!(cut(&runs, &[span(8, end)], Pages::Calm), gap);
+            assert_eq!(cut(&runs, &[span(8, end)], Pages::All), gap);
         }
         // In a run.
-        let inside = [pages(5, 6)];
+        let inside = [span(5, 6)];
         let (now, rest) = (vec![run(0, 4), run(4, 1)], vec![run(5, 3), run(10, 5)]);
         let first = Selection { now, rest, ..Selection::default() };
-        assert_eq!(cut(&runs, &inside, true), first);
-        assert_eq!(cut(&runs, &inside, false), all);
-        assert_eq!(cut(&runs, &[pages(0, 6)], false), all, "over a border without a gap");
+        assert_eq!(cut(&runs, &inside, Pages::Calm), first);
+        assert_eq!(cut(&runs, &inside, Pages::All), all);
+        assert_eq!(cut(&runs, &[span(0, 6)], Pages::All), all, "over a border without a gap");
         let now = vec![run(6, 2), run(10, 5)];
         let next = Selection { written: inside.to_vec(), now, ..Selection::default() };
-        assert_eq!(cut(&first.rest, &inside, true), next);
+        assert_eq!(cut(&first.rest, &inside, Pages::Calm), next);
         // The first pages of all, over several runs, and a gap behind them.
-        let first = cut(&runs, &[pages(0, 9), pages(11, 12)], true);
-        assert_eq!(first.written, [pages(0, 4), pages(4, 8)]);
+        let first = cut(&runs, &[span(0, 9), span(11, 12)], Pages::Calm);
+        assert_eq!(first.written, [span(0, 4), span(4, 8)]);
         assert_eq!((first.now, first.rest), (vec![run(10, 1)], vec![run(11, 4)]));
         // Everything.
-        let none = cut(&runs, &[pages(0, 20)], true);
-        assert_eq!(none.written, [pages(0, 4), pages(4, 8), pages(10, 15)]);
+        let none = cut(&runs, &[span(0, 20)], Pages::Calm);
+        assert_eq!(none.written, [span(0, 4), span(4, 8), span(10, 15)]);
         assert!(none.now.is_empty() && none.rest.is_empty());
     }
 }

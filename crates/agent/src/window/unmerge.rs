@@ -8,13 +8,13 @@ use kmem::range::Range;
 use rustix::io::Errno;
 use wire::{RegionId, Run};
 
-use crate::runtime::own_files::OwnFiles;
+use crate::runtime::proc_files::ProcFiles;
 use crate::runtime::state::State;
 use crate::runtime::state::region::{Region, Sticky};
 use crate::window::MAX_PAGES;
-use crate::window::anonymous::{advise, cover, repeat_advice};
+use crate::window::anonymous::{Backing, advise, cover, repeat_advice};
 use crate::window::gate::{self, Copies, Grounds};
-use crate::window::own::Buffer;
+use crate::window::safe_read::Buffer;
 
 /// Who uses the memory while it is unmerged.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
 
 /// Whether some page may not be taken away. No window is open: a copy that is written now was one
 /// before.
-fn has_to_stay(region: &Region, run: Run, copies: &Copies, files: &OwnFiles, buffer: &mut Buffer) -> bool {
+fn has_to_stay(region: &Region, run: Run, copies: &Copies, files: &ProcFiles, buffer: &mut Buffer) -> bool {
     let windows = gate::merged(region, run).into_iter().flat_map(|merged| {
         (merged.page.0..merged.end().0)
             .step_by(MAX_PAGES as usize)
@@ -84,7 +84,7 @@ unsafe fn unmerge_window(
     window: Run,
     users: Users,
     copies: &Copies,
-    files: &OwnFiles,
+    files: &ProcFiles,
     buffer: &mut Buffer,
 ) -> Result<(), Errno> {
     for run in gate::merged(region, window) {
@@ -123,7 +123,7 @@ unsafe fn replace_with_copy(region: &mut Region, run: Run, bytes: &[u8]) -> Resu
     // writes there, so readers see no difference.
     let moved = unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy as *mut u8, place.len);
-        advise(region, from, true);
+        advise(region, from, Backing::Anonymous);
         gate::move_over(from, place.start)
     };
     if moved.is_err() {
@@ -189,6 +189,6 @@ pub(crate) unsafe fn discard_retained(place: Range, perms: Perms, sticky: Sticky
     // SAFETY: by the contract nobody relies on the bytes, and the new mapping allows the same
     // access.
     unsafe { gate::map_untouched(Grounds::Discarded, place, protection, sticky) }?;
-    repeat_advice(place, sticky, true);
+    repeat_advice(place, sticky, Backing::Anonymous);
     Ok(())
 }

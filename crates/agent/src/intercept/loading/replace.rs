@@ -22,10 +22,10 @@ use rustix::io::Errno;
 
 use super::{Loader, end, spawn};
 use crate::intercept::mark;
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::state::region::Sticky;
 use crate::service::start::StartError;
-use crate::window::anonymous::repeat_advice;
+use crate::window::anonymous::{Backing, repeat_advice};
 
 /// Why a mapping stays.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +51,7 @@ pub(crate) enum ReplaceError {
 /// The range is one private mapping, and until this returns nothing uses it: no other thread, and
 /// no device that has pinned pages of it.
 pub(in crate::intercept) unsafe fn replace(range: Range, sticky: Sticky) -> Result<(), ReplaceError> {
-    let file = Kept::new(File::open("/proc/self/mem")?)?;
+    let file = Descriptor::new(File::open("/proc/self/mem")?)?;
     let aside = Range::new(mm::map_anonymous(range.len)?, range.len);
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
     // Before the pages move: a thread that does not stand still must not read the file's bytes.
@@ -97,7 +97,7 @@ fn cover(range: Range, sticky: Sticky) -> Result<(), ReplaceError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | reserve;
     // SAFETY: the pages were moved, and by the contract of [`replace`] nothing uses the range.
     unsafe { raw::mmap(range.start, range.len, libc::PROT_NONE, flags, -1, 0) }?;
-    if repeat_advice(range, sticky, true) {
+    if repeat_advice(range, sticky, Backing::Anonymous) {
         Ok(())
     } else {
         Err(ReplaceError::Load("children would inherit it".into()))

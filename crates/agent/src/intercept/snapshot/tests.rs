@@ -37,14 +37,14 @@ fn memory_is_the_snapshots_whether_it_is_mapped_or_copied() {
     const PAGES: usize = 300;
     // The second part goes over the border of two segments. The last is there twice.
     let parts = [part(0, 6, 0), part(10, 4, SEGMENT_PAGES - 2), part(100, 3, 40), part(103, 3, 40)];
-    for maps in [true, false] {
+    for (bytes, maps) in [(Bytes::Mapped, true), (Bytes::Copied, false)] {
         static WATCH: Watch = Watch::new();
         let mut state = State::new(&WATCH);
         let range = Range::new(mm::map_anonymous(PAGES * PAGE_SIZE).unwrap(), PAGES * PAGE_SIZE);
         let last = SEGMENT_PAGES as usize - 1;
         let sources = vec![segment(&[0, 1, 5, 40, 42, last]), segment(&[1, 3])];
         // SAFETY: mapped just now, and known to this test alone.
-        let mapped = unsafe { place(&mut state, range, Sticky::default(), &parts, sources, maps) }.unwrap();
+        let mapped = unsafe { place(&mut state, range, Sticky::default(), &parts, sources, bytes) }.unwrap();
         assert_eq!(mapped, if maps { 16 } else { 0 });
         let wanted = [(0, 1), (1, 1), (5, 5), (11, last as u8), (13, 1), (100, 41), (102, 43), (103, 41), (105, 43)];
         for page in 0..PAGES {
@@ -81,7 +81,7 @@ fn what_the_program_discards_before_it_marks_the_memory_is_zeros() {
     let range = Range::new(mm::map_anonymous(20 * PAGE_SIZE).unwrap(), 20 * PAGE_SIZE);
     let sources = vec![segment(&[2, 3, 4])];
     // SAFETY: mapped just now, and known to this test alone.
-    unsafe { place(&mut STATE.lock(), range, Sticky::default(), &[part(2, 3, 2)], sources, true) }.unwrap();
+    unsafe { place(&mut STATE.lock(), range, Sticky::default(), &[part(2, 3, 2)], sources, Bytes::Mapped) }.unwrap();
     // SAFETY: this test alone knows the memory, and relies on none of these bytes.
     unsafe { crate::intercept::guard::madvise(range.start + 3 * PAGE_SIZE, PAGE_SIZE, libc::MADV_DONTNEED) }.unwrap();
     assert_eq!([2, 3, 4].map(|page| byte(range, page)), [3, 0, 5]);

@@ -67,13 +67,14 @@ impl Bitmap {
         self.change(run, |word, mask| *word &= !mask);
     }
 
-    /// The first page from `start` up to `end` whose bit is `value`; `end` if there is none.
-    fn find(&self, start: u32, end: u32, value: bool) -> u32 {
+    /// The first page from `start` up to `end` whose bit differs from the bits of `others`, which
+    /// are all alike; `end` if there is none.
+    fn find(&self, start: u32, end: u32, others: u64) -> u32 {
         let end = end.min(self.bits);
         let mut at = start;
         while at < end {
             let word = self.words()[(at / 64) as usize];
-            let wanted = if value { word } else { !word } >> (at % 64);
+            let wanted = (word ^ others) >> (at % 64);
             if wanted != 0 {
                 return (at + wanted.trailing_zeros()).min(end);
             }
@@ -89,17 +90,18 @@ impl Bitmap {
 
     /// The first maximal run of set bits within these pages.
     pub(crate) fn next_run(&self, within: Run) -> Option<Run> {
-        self.next(within, true)
+        self.next(within, 0)
     }
 
     /// The first maximal run of clear bits within these pages.
     pub(crate) fn next_gap(&self, within: Run) -> Option<Run> {
-        self.next(within, false)
+        self.next(within, u64::MAX)
     }
 
-    fn next(&self, within: Run, value: bool) -> Option<Run> {
-        let start = self.find(within.page.0, within.end().0, value);
-        let end = self.find(start, within.end().0, !value);
+    /// The first maximal run of bits that differ from those of `others`.
+    fn next(&self, within: Run, others: u64) -> Option<Run> {
+        let start = self.find(within.page.0, within.end().0, others);
+        let end = self.find(start, within.end().0, !others);
         (start < end).then_some(Run::between(PageNo(start), PageNo(end)))
     }
 }

@@ -24,6 +24,14 @@ pub(crate) enum ControlError {
     Stat(#[from] io::Error),
 }
 
+/// Whether a window is open, as the daemon reads it.
+#[derive(Clone, Copy)]
+#[repr(u64)]
+pub(crate) enum Window {
+    Closed = 0,
+    Open = 1,
+}
+
 /// The count of forks, and the page in which the daemon reads it.
 pub(crate) struct ControlPage {
     forks: u64,
@@ -53,10 +61,10 @@ impl ControlPage {
         }
     }
 
-    /// Tells the daemon whether a window is open, in which pages may be missing.
-    pub(crate) fn set_window(&self, open: bool) {
+    /// Tells the daemon whether pages may be missing.
+    pub(crate) fn tell_window(&self, window: Window) {
         if let Some(page) = &self.page {
-            page.atomic_u64(control::WINDOW).store(open.into(), Ordering::SeqCst);
+            page.atomic_u64(control::WINDOW).store(window as u64, Ordering::SeqCst);
         }
     }
 

@@ -13,7 +13,7 @@ use rustix::fs::SealFlags;
 use wire::ToDaemon;
 use wire::recycle::Extent;
 
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 
 /// Why free pages are not recycled.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +41,10 @@ pub(crate) enum RecyclerError {
 /// A pool, and the record of which pages its frames are.
 pub(crate) struct Recycler {
     /// The pool's file.
-    fd: Kept<OwnedFd>,
-    /// The agent's end of a QMP socket, for the daemon: each one gets it.
-    qmp: Option<Kept<OwnedFd>>,
+    pub(crate) fd: Descriptor<OwnedFd>,
+    /// The agent's end of a QMP socket, for the daemon: each one gets it. With it the device may be
+    /// unplugged.
+    pub(crate) qmp: Option<Descriptor<OwnedFd>>,
     /// Reclaim period that the program asks for, in milliseconds; 0: the daemon's.
     period_ms: u32,
     pool: Arc<ppr::Pool>,
@@ -73,8 +74,8 @@ impl Recycler {
         pool.validate()?;
         let pool = Arc::new(pool);
         let host = ppr::Host::new(pool.clone(), ppr::Ram::default());
-        let fd = Kept::new(fd).map_err(RecyclerError::Stat)?;
-        let qmp = qmp.map(Kept::new).transpose().map_err(RecyclerError::Stat)?;
+        let fd = Descriptor::new(fd).map_err(RecyclerError::Stat)?;
+        let qmp = qmp.map(Descriptor::new).transpose().map_err(RecyclerError::Stat)?;
         Ok(Self { fd, qmp, period_ms, pool, host, extents: Vec::new(), dropped: false, map })
     }
 
@@ -95,16 +96,6 @@ impl Recycler {
             new.set_extents(std::mem::take(&mut self.extents));
         }
         Ok(new)
-    }
-
-    /// Whether its device may be unplugged: QEMU's monitor is known.
-    pub(crate) fn has_monitor(&self) -> bool {
-        self.qmp.is_some()
-    }
-
-    /// The pool's descriptor.
-    pub(crate) fn pool_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 
     /// The message that tells of a pool from [`Recycler::renewed`].
@@ -155,6 +146,6 @@ impl Recycler {
 
     /// Whether its descriptors are still the pool's and the socket's.
     pub(super) fn is_intact(&self) -> bool {
-        self.fd.is_intact() && self.qmp.as_ref().is_none_or(Kept::is_intact)
+        self.fd.is_intact() && self.qmp.as_ref().is_none_or(Descriptor::is_intact)
     }
 }

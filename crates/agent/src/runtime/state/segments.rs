@@ -9,7 +9,7 @@ use kmem::memfd::{self, MemfdError, SharedMap};
 use kmem::raw;
 use wire::{SEGMENT_PAGES, SegmentId};
 
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 
 /// Bytes in a segment.
 const SEGMENT_LEN: usize = SEGMENT_PAGES as usize * kmem::PAGE_SIZE;
@@ -19,7 +19,7 @@ pub(crate) struct Segment {
     /// Its name on the wire.
     pub(crate) id: SegmentId,
     /// Its memfd, sealed.
-    pub(crate) fd: Kept<OwnedFd>,
+    pub(crate) fd: Descriptor<OwnedFd>,
     /// All of it, to compare with. Its bytes never change while a page maps them.
     pub(crate) map: SharedMap,
 }
@@ -42,7 +42,7 @@ pub(crate) enum SegmentError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepted {
     /// It is held.
-    Kept,
+    Held,
     /// It is not: the program may have no more than `most`.
     LeftOut {
         /// Segments that are held at most.
@@ -73,7 +73,7 @@ impl Segments {
     /// descriptors it is left out: merges with it fail then, and nothing else.
     pub(crate) fn accept(&mut self, id: SegmentId, fd: OwnedFd) -> Result<Accepted, SegmentError> {
         if self.get(id).is_some() {
-            return Ok(Accepted::Kept);
+            return Ok(Accepted::Held);
         }
         memfd::require_seals(&fd)?;
         let stat = rustix::fs::fstat(&fd).map_err(io::Error::from)?;
@@ -88,8 +88,8 @@ impl Segments {
         // SAFETY: MADV_DONTFORK leaves the memory as it is. No code expects the mapping in a child:
         // a forked child forgets its segments.
         let _ = unsafe { raw::madvise(map.as_ptr() as usize, SEGMENT_LEN, libc::MADV_DONTFORK) };
-        self.0.push(Segment { id, fd: Kept::new(fd)?, map });
-        Ok(Accepted::Kept)
+        self.0.push(Segment { id, fd: Descriptor::new(fd)?, map });
+        Ok(Accepted::Held)
     }
 
     /// Whether all descriptors are still the segments'.

@@ -21,39 +21,52 @@ use kmem::range::Range;
 use kmem::uffd::Uffd;
 use rustix::io::Errno;
 
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::window_uffd::WindowUffd;
 
+/// Whether a userfaultfd reports forks that bypass the C library.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ForkEvents {
+    Reported,
+    None,
+}
+
 /// See the module.
 pub(crate) struct Userfaultfds {
-    tracking: Option<Arc<Kept<Uffd>>>,
+    tracking: Option<Arc<Descriptor<Uffd>>>,
     window: Option<WindowUffd>,
     /// For a detach: a program that has given up its privileges, or changed its root directory, can
     /// create none any more.
-    filler: Option<Arc<Kept<Uffd>>>,
+    filler: Option<Arc<Descriptor<Uffd>>>,
     /// Spans that could not be registered again after a window; tried again later.
-    untracked: Vec<Range>,
-    /// The kernel reports forks that bypass the C library.
-    sees_forks: bool,
+    pub(super) untracked: Vec<Range>,
+    /// Of the tracking userfaultfd.
+    forks: ForkEvents,
 }
 
 impl Userfaultfds {
     /// Neither is there.
     pub(crate) const fn new() -> Self {
-        Self { tracking: None, window: None, filler: None, untracked: Vec::new(), sees_forks: false }
+        Self { tracking: None, window: None, filler: None, untracked: Vec::new(), forks: ForkEvents::None }
     }
 
     /// All are there. The event thread reads the events of `tracking`.
-    pub(crate) fn open(&mut self, tracking: Arc<Kept<Uffd>>, window: WindowUffd, filler: Kept<Uffd>, sees_forks: bool) {
+    pub(crate) fn open(
+        &mut self,
+        tracking: Arc<Descriptor<Uffd>>,
+        window: WindowUffd,
+        filler: Descriptor<Uffd>,
+        forks: ForkEvents,
+    ) {
         (self.tracking, self.window) = (Some(tracking), Some(window));
         self.filler = Some(Arc::new(filler));
-        self.sees_forks = sees_forks;
+        self.forks = forks;
     }
 
     /// Whether the kernel reports forks that bypass the C library.
     pub(super) fn sees_forks(&self) -> bool {
-        self.sees_forks
+        self.forks == ForkEvents::Reported
     }
 
     /// Closes all: this process manages no memory any more. That unregisters everything and wakes
@@ -89,7 +102,7 @@ impl Userfaultfds {
     }
 
     /// The userfaultfd for a detach, unless the program has taken its descriptor.
-    pub(crate) fn filler(&self) -> Option<Arc<Kept<Uffd>>> {
+    pub(crate) fn filler(&self) -> Option<Arc<Descriptor<Uffd>>> {
         self.filler.clone().filter(|filler| filler.is_intact())
     }
 
@@ -111,17 +124,14 @@ impl Userfaultfds {
 
     /// Opens a window in which writers wait. After an error it is closed.
     pub(crate) fn open_window(&mut self, span: Range) -> Result<(), Errno> {
-        let is_guarded = !sabotage::is_on(Sabotage::NoProtect);
-        let opened = self.begin_window(span).and_then(|window| window.block_writers(span, is_guarded));
+        let opened = self.begin_window(span).and_then(|window| window.block_writers(span));
         self.opened(span, opened)
     }
 
     /// Opens a window in which those wait who touch a page that [was
     /// taken](WindowUffd::take_away). After an error it is closed.
     pub(crate) fn open_taking(&mut self, span: Range) -> Result<(), Errno> {
-        let is_guarded = !sabotage::is_on(Sabotage::NoProtect);
-        let opened =
-            self.begin_window(span).and_then(|window| if is_guarded { window.await_missing(span) } else { Ok(()) });
+        let opened = self.begin_window(span).and_then(|window| window.await_missing(span));
         self.opened(span, opened)
     }
 
@@ -184,10 +194,5 @@ impl Userfaultfds {
     /// Whether some span is to be [tracked](Userfaultfds::track) again.
     pub(crate) fn has_untracked(&self) -> bool {
         !self.untracked.is_empty()
-    }
-
-    /// Takes the list of spans that are to be tracked again.
-    pub(super) fn take_untracked(&mut self) -> Vec<Range> {
-        std::mem::take(&mut self.untracked)
     }
 }

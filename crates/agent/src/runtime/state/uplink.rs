@@ -6,14 +6,14 @@ use kmem::seqpacket::Conn;
 use rustix::net::Shutdown;
 use wire::ToDaemon;
 
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 use crate::runtime::state::control::ControlPage;
 use crate::runtime::state::outbox::Outbox;
 
 /// The connection, the messages that wait for it, and the shared page.
 pub(crate) struct Uplink {
     /// The connection. Kept in the shared state so that a forked child can close it.
-    pub(crate) conn: Option<Kept<Conn>>,
+    pub(crate) conn: Option<Descriptor<Conn>>,
     /// The descriptor that came with the message that is being handled. Here from the moment of its
     /// receipt, under the same lock, so that a child that is forked meanwhile closes it.
     pub(crate) received: Option<OwnedFd>,
@@ -46,7 +46,7 @@ impl Uplink {
     /// Closes the connection and forgets the messages that waited for it. A child that inherited
     /// the socket does not keep the connection open.
     pub(crate) fn disconnect(&mut self) {
-        if let Some(conn) = self.conn.take().filter(Kept::is_intact) {
+        if let Some(conn) = self.conn.take().filter(Descriptor::is_intact) {
             let _ = rustix::net::shutdown(conn.as_fd(), Shutdown::Both);
         }
         self.received = None;

@@ -19,7 +19,8 @@ use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
 
 use self::children::Children;
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
+use crate::runtime::sabotage::{self, Sabotage};
 
 mod children;
 
@@ -28,8 +29,8 @@ pub(crate) const SCRATCH_LEN: usize = wire::MAX_WINDOW_PAGES as usize * PAGE_SIZ
 /// How often a page that the kernel is busy with is tried again.
 const TRIES: u32 = 16;
 
-fn keep(uffd: Uffd) -> Result<Kept<Uffd>, CreateError> {
-    Kept::new(uffd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO).into())
+fn keep(uffd: Uffd) -> Result<Descriptor<Uffd>, CreateError> {
+    Descriptor::new(uffd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO).into())
 }
 
 /// What became of pages that were to be put back; of several the last of these.
@@ -45,7 +46,7 @@ pub(crate) enum PutBack {
 
 /// The userfaultfd, and the place where pages go.
 pub(crate) struct WindowUffd {
-    uffd: Kept<Uffd>,
+    uffd: Descriptor<Uffd>,
     scratch: Option<Range>,
     /// Where the kernel reports forks.
     children: Option<Children>,
@@ -83,10 +84,10 @@ impl WindowUffd {
     }
 
     /// Blocks writers to a span, once it is no longer registered with another userfaultfd.
-    pub(super) fn block_writers(&self, span: Range, protect: bool) -> Result<(), Errno> {
+    pub(super) fn block_writers(&self, span: Range) -> Result<(), Errno> {
         self.children.iter().for_each(|children| children.opens(span));
         self.uffd.register_wp(span)?;
-        if protect { self.uffd.write_protect(span, true) } else { Ok(()) }
+        if sabotage::is_on(Sabotage::NoProtect) { Ok(()) } else { self.uffd.write_protect(span, true) }
     }
 
     /// Lets blocked threads go on. An error means that nothing is mapped in the span any more: then
@@ -119,6 +120,9 @@ impl WindowUffd {
     /// away. From here on the agent itself must not touch the span either. The span is registered
     /// with no other userfaultfd; nothing in it is protected.
     pub(super) fn await_missing(&self, span: Range) -> Result<(), Errno> {
+        if sabotage::is_on(Sabotage::NoProtect) {
+            return Ok(());
+        }
         self.children.iter().for_each(|children| children.opens(span));
         self.uffd.register_missing(span)
     }

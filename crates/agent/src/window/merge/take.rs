@@ -15,11 +15,11 @@ use super::{Window, pin_check};
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::window_uffd::PutBack;
 use crate::window::MAX_TIME;
-use crate::window::anonymous::advise;
-use crate::window::compare::{Verdict, changed, end_of_equal};
+use crate::window::anonymous::{Backing, advise};
+use crate::window::compare::{Memory, Verdict, changed, end_of_equal};
 use crate::window::map::{Taken, give_back, map_frames, map_zeros, put_back, take_away};
-use crate::window::own::Presence;
 use crate::window::runs::{advance, split};
+use crate::window::safe_read::Presence;
 
 /// So many pages are taken and compared one after the other, and then replaced: the processor's
 /// caches serve comparing and mapping badly in turns. A run is taken as a whole.
@@ -36,7 +36,7 @@ impl Window<'_> {
         let mut at = first.page;
         let (mut mapped, mut stopped) = (false, None);
         for (i, &(run, ref verdict)) in part.iter().enumerate() {
-            if self.taken <= run.page && self.is_late() {
+            if self.taking.next <= run.page && self.is_out_of_time() {
                 stopped = Some(run.page);
                 break;
             }
@@ -52,7 +52,7 @@ impl Window<'_> {
         if mapped {
             // In one call for all. Pages that were not replaced have had this advice before.
             let place = self.region.bytes(Run::between(first.page, last.end()));
-            advise(self.region, place, false);
+            advise(self.region, place, Backing::Segment);
         }
         self.report.leave(Run::between(at, last.end()));
         stopped
@@ -84,11 +84,11 @@ impl Window<'_> {
         let mut mapped = false;
         let mut left = run;
         while left.len > 0 {
-            if self.taken <= left.page {
+            if self.taking.next <= left.page {
                 // SAFETY: this function's contract is that of the call.
                 unsafe { self.take_ahead(left.page, verdicts) };
             }
-            let ready = Run::between(left.page, self.taken.min(left.end()));
+            let ready = Run::between(left.page, self.taking.next.min(left.end()));
             if ready.len > 0 {
                 // SAFETY: the pages were taken away if they can be, and compared with this part of
                 // the target.
@@ -100,7 +100,7 @@ impl Window<'_> {
                 self.report.stuck.push(stuck);
                 self.report.settle(stuck, Outcome::Failed);
                 left = Run::between(stuck.end(), left.end());
-                self.taken = left.page;
+                self.taking.next = left.page;
             }
         }
         mapped
@@ -130,25 +130,26 @@ impl Window<'_> {
                 break;
             }
         }
-        self.taken = at;
-        self.has_taken |= at > first;
+        self.taking.next = at;
+        self.taking.has_begun |= at > first;
         let all = Run::between(first, at);
         if sabotage::is_on(Sabotage::SlowTake) {
             std::thread::sleep(Duration::from_secs(1));
         }
         let Some(taken) = pin_check(self.uffds).and_then(|uffd| uffd.taken_at(self.offset(first))) else { return };
-        let present = self.takes.then(|| Presence::of(Range::new(taken, self.region.bytes(all).len)));
-        let is_late = self.opened.elapsed() > MAX_TIME;
+        let present = self.taking.is_uncompared.then(|| Presence::of(Range::new(taken, self.region.bytes(all).len)));
+        let is_old = self.opened.elapsed() > MAX_TIME;
         for &(run, ref verdict) in verdicts {
             let (&Verdict::Equal(target), Some(part)) = (verdict, run.intersect(all)) else { continue };
             let merge = MergeRun { run: part, target: advance(target, part.page - run.page) };
             let offset = (part.page - first) as usize;
             let taken = taken + offset * PAGE_SIZE;
-            let ask = is_late || present.as_ref().is_some_and(|present| !present.all(offset, part.len as usize));
+            let unsure = is_old || present.as_ref().is_some_and(|present| !present.all(offset, part.len as usize));
+            let memory = if unsure { Memory::Unsure } else { Memory::Sound };
             // SAFETY: the pages were taken to there in this window. A run that leaves its segment
             // does not decode. The kernel's answers to the comparison are as old as the window, and
             // pages that it was not asked for are in memory.
-            self.changed.extend(unsafe { changed(self.region, self.segments, merge, taken, ask) });
+            self.taking.changed.extend(unsafe { changed(self.region, self.segments, merge, taken, memory) });
         }
     }
 
@@ -179,7 +180,7 @@ impl Window<'_> {
     ///
     /// # Safety
     ///
-    /// The window is open, and all pages but the [changed](Window::changed) ones equal the target.
+    /// The window is open, and all pages but the changed ones ([`super::Taking`]) equal the target.
     unsafe fn map_unchanged(&mut self, ready: Run, target: Target) -> bool {
         let (mut at, mut mapped) = (ready.page, false);
         while at < ready.end() {
@@ -203,10 +204,10 @@ impl Window<'_> {
 
     /// The next pages before `end` that were taken and do not equal their target.
     fn next_changed(&mut self, end: PageNo) -> Option<(Run, Outcome)> {
-        let (page, outcome) = self.changed.front().copied().filter(|&(page, _)| page < end)?;
+        let (page, outcome) = self.taking.changed.front().copied().filter(|&(page, _)| page < end)?;
         let mut run = Run::new(page, 0);
-        while run.end() < end && self.changed.front() == Some(&(run.end(), outcome)) {
-            self.changed.pop_front();
+        while run.end() < end && self.taking.changed.front() == Some(&(run.end(), outcome)) {
+            self.taking.changed.pop_front();
             run.len += 1;
         }
         Some((run, outcome))
@@ -236,7 +237,7 @@ impl Window<'_> {
         let taken = pin_check(self.uffds).map(|uffd| Taken { uffd, offset });
         match target {
             // SAFETY: this function's contract covers it.
-            Target::Zero => unsafe { map_zeros(self.region, run, self.maps, taken.is_some()) },
+            Target::Zero => unsafe { map_zeros(self.region, run, self.maps, taken) },
             Target::Frames { segment, slot } => match self.segments.get(segment) {
                 // SAFETY: this function's contract covers it. A run that leaves its segment does
                 // not decode, and every segment has its full length.

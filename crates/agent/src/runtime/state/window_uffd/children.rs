@@ -26,7 +26,7 @@ use kmem::range::Range;
 use kmem::uffd::{Event, Uffd};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 
 /// Pause until a fork has copied all memory, and its report can be read.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -44,7 +44,7 @@ pub(super) struct Children {
     taken: RefCell<Vec<(usize, usize)>>,
     has_forked: Cell<bool>,
     /// To receive a child's userfaultfd takes a free descriptor. Closing this one makes room.
-    spare: RefCell<Option<Kept<OwnedFd>>>,
+    spare: RefCell<Option<Descriptor<OwnedFd>>>,
 }
 
 impl Children {
@@ -144,6 +144,6 @@ impl Children {
     }
 }
 
-fn keep_spare(uffd: &Uffd) -> Option<Kept<OwnedFd>> {
-    fcntl_dupfd_cloexec(uffd.as_fd(), 0).ok().and_then(|fd| Kept::new(fd).ok())
+fn keep_spare(uffd: &Uffd) -> Option<Descriptor<OwnedFd>> {
+    fcntl_dupfd_cloexec(uffd.as_fd(), 0).ok().and_then(|fd| Descriptor::new(fd).ok())
 }

@@ -13,35 +13,35 @@ use std::ops::Deref;
 use kmem::pagemap::Pagemap;
 use kmem::procfs::{Status, StatusFile};
 
-use crate::runtime::kept::Kept;
+use crate::runtime::descriptors::Descriptor;
 
 /// See the module.
-pub(crate) struct OwnFiles {
-    pagemap: Option<Kept<Pagemap>>,
+pub(crate) struct ProcFiles {
+    pagemap: Option<Descriptor<Pagemap>>,
     /// Of the agent's thread: the kernel says nothing of memory through a thread that has ended,
     /// and the program's first thread may end before the others.
-    status: Option<Kept<StatusFile>>,
+    status: Option<Descriptor<StatusFile>>,
 }
 
 /// A page map for one use.
-pub(crate) enum OwnPagemap<'f> {
+pub(crate) enum ProcPagemap<'f> {
     /// It stays open.
-    Kept(&'f Pagemap),
+    FromStart(&'f Pagemap),
     /// It is closed after use.
-    Opened(Pagemap),
+    Reopened(Pagemap),
 }
 
-impl Deref for OwnPagemap<'_> {
+impl Deref for ProcPagemap<'_> {
     type Target = Pagemap;
     fn deref(&self) -> &Pagemap {
         match self {
-            Self::Kept(pagemap) => pagemap,
-            Self::Opened(pagemap) => pagemap,
+            Self::FromStart(pagemap) => pagemap,
+            Self::Reopened(pagemap) => pagemap,
         }
     }
 }
 
-impl OwnFiles {
+impl ProcFiles {
     /// None is open.
     pub(crate) const fn new() -> Self {
         Self { pagemap: None, status: None }
@@ -53,7 +53,7 @@ impl OwnFiles {
     ///
     /// Those of [`Pagemap::open_self`].
     pub(crate) fn open_pagemap(&mut self) -> io::Result<()> {
-        self.pagemap = Some(Kept::new(Pagemap::open_self()?)?);
+        self.pagemap = Some(Descriptor::new(Pagemap::open_self()?)?);
         Ok(())
     }
 
@@ -63,20 +63,20 @@ impl OwnFiles {
     ///
     /// Those of [`StatusFile::of_thread`].
     pub(crate) fn open_status(&mut self) -> io::Result<()> {
-        self.status = Some(Kept::new(StatusFile::of_thread()?)?);
+        self.status = Some(Descriptor::new(StatusFile::of_thread()?)?);
         Ok(())
     }
 
     /// The page map that stays open, unless the program has taken its descriptor.
-    pub(crate) fn kept_pagemap(&self) -> Option<&Pagemap> {
+    pub(crate) fn pagemap_from_start(&self) -> Option<&Pagemap> {
         self.pagemap.as_ref().filter(|pagemap| pagemap.is_intact()).map(|pagemap| &**pagemap)
     }
 
     /// The page map. `None`: the kernel does not show it.
-    pub(crate) fn pagemap(&self) -> Option<OwnPagemap<'_>> {
-        match self.kept_pagemap() {
-            Some(pagemap) => Some(OwnPagemap::Kept(pagemap)),
-            None => Pagemap::open_self().ok().map(OwnPagemap::Opened),
+    pub(crate) fn pagemap(&self) -> Option<ProcPagemap<'_>> {
+        match self.pagemap_from_start() {
+            Some(pagemap) => Some(ProcPagemap::FromStart(pagemap)),
+            None => Pagemap::open_self().ok().map(ProcPagemap::Reopened),
         }
     }
 

@@ -4,8 +4,8 @@
 //! daemonises, `dup2` onto a fixed number. Two rules keep the agent out of the program's files:
 //!
 //! * The interposed `close` family passes over the numbers in [`Numbers`].
-//! * System calls past the C library are noticed: a [`Kept`] descriptor knows its file's identity,
-//!   and is checked before it is used. Once lost it is forgotten, and never closed.
+//! * System calls past the C library are noticed: a [`Descriptor`] knows its file's identity, and
+//!   is checked before it is used. Once lost it is forgotten, and never closed.
 //!
 //! The identity is `st_dev` and `st_ino`, which is unique for sockets, memfds and (since Linux
 //! 5.13) userfaultfds.
@@ -124,12 +124,12 @@ pub(crate) fn is_file(number: RawFd, file: FileId) -> bool {
 }
 
 /// A descriptor of the agent, which the program shall not close. `T` owns nothing else.
-pub(crate) struct Kept<T: AsFd> {
+pub(crate) struct Descriptor<T: AsFd> {
     inner: ManuallyDrop<T>,
     file: FileId,
 }
 
-impl<T: AsFd> Kept<T> {
+impl<T: AsFd> Descriptor<T> {
     /// Keeps a descriptor.
     ///
     /// # Errors
@@ -157,14 +157,14 @@ impl<T: AsFd> Kept<T> {
     }
 }
 
-impl<T: AsFd> Deref for Kept<T> {
+impl<T: AsFd> Deref for Descriptor<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.inner
     }
 }
 
-impl<T: AsFd> Drop for Kept<T> {
+impl<T: AsFd> Drop for Descriptor<T> {
     fn drop(&mut self) {
         // Closed by number: it may be a file of the program by now.
         NUMBERS.close(self.number(), self.file);
@@ -195,14 +195,14 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_was_replaced_is_noticed_and_not_closed() {
-        let kept = Kept::new(File::open("/dev/null").unwrap()).unwrap();
-        assert!(kept.is_intact());
-        let number = kept.number();
+        let descriptor = Descriptor::new(File::open("/dev/null").unwrap()).unwrap();
+        assert!(descriptor.is_intact());
+        let number = descriptor.number();
         let other = File::open("/dev/zero").unwrap().into_raw_fd();
         // SAFETY: replaces the descriptor opened above, which only this test uses.
         unsafe { libc::syscall(libc::SYS_dup3, other, number, 0) };
-        assert!(!kept.is_intact());
-        drop(kept);
+        assert!(!descriptor.is_intact());
+        drop(descriptor);
         // SAFETY: takes numbers only; nothing else uses these descriptors.
         unsafe {
             assert!(libc::fcntl(number, libc::F_GETFD) >= 0, "it is the program's");

@@ -42,7 +42,7 @@ use crate::intercept::mark::{self, MarkError, SMALLEST};
 use crate::intercept::probe::{Ksm, Marked, Unfit, marked, probe, probe_file};
 use crate::intercept::tables::{self, TableError};
 use crate::runtime::denied::{self, Need};
-use crate::runtime::late::is_late;
+use crate::runtime::injected::is_injected;
 use crate::runtime::lifecycle::{LOADING, Phase, phase, set_phase};
 use crate::runtime::lineage;
 use crate::runtime::lock::Blocked;
@@ -69,7 +69,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why a program is not attached.
 #[derive(Debug, thiserror::Error)]
-enum LateError {
+enum AttachError {
     #[error("it has had the agent since its start (`pageone run`)")]
     Early,
     #[error("it was started with the agent (`pageone run`) and detached; it can be merged again after a restart")]
@@ -140,12 +140,12 @@ pub unsafe extern "C" fn pageone_agent_attach(socket: *const c_char, reply: *mut
     // SAFETY: by the contract.
     let (socket, reply) = unsafe { (CStr::from_ptr(socket), std::slice::from_raw_parts_mut(reply, len)) };
     let socket = PathBuf::from(OsStr::from_bytes(socket.to_bytes()));
-    let stands = reply.first() == Some(&STANDS);
-    let done = catch_unwind(AssertUnwindSafe(|| attach(&socket, stands)));
+    let program = if reply.first() == Some(&STANDS) { Program::Stands } else { Program::Runs };
+    let done = catch_unwind(AssertUnwindSafe(|| attach(&socket, program)));
     let (code, text) = match done {
         Ok(Ok(Some(text))) => (ATTACHED, text),
         Ok(Ok(None)) => (ALREADY, String::new()),
-        Ok(Err(error @ LateError::MustStand(_))) => (MUST_STAND, error.to_string()),
+        Ok(Err(error @ AttachError::MustStand(_))) => (MUST_STAND, error.to_string()),
         Ok(Err(error)) => (REFUSED, error.to_string()),
         Err(_) => (REFUSED, "the agent has failed".into()),
     };
@@ -158,31 +158,38 @@ pub unsafe extern "C" fn pageone_agent_attach(socket: *const c_char, reply: *mut
     }
 }
 
-/// Attaches; says what was taken. `stands`: nothing uses the marked memory meanwhile. `None`: the
-/// program is attached already.
-fn attach(socket: &Path, stands: bool) -> Result<Option<String>, LateError> {
+/// What the program does meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Program {
+    Runs,
+    /// Nothing uses the memory that it has marked.
+    Stands,
+}
+
+/// Attaches; says what was taken. `None`: the program is attached already.
+fn attach(socket: &Path, program: Program) -> Result<Option<String>, AttachError> {
     fork::settle();
-    match (phase(), is_late()) {
+    match (phase(), is_injected()) {
         (Phase::Running, true) => return Ok(None),
-        (Phase::Ended, false) => return Err(LateError::EarlyEnded),
-        (_, false) => return Err(LateError::Early),
+        (Phase::Ended, false) => return Err(AttachError::EarlyEnded),
+        (_, false) => return Err(AttachError::Early),
         (Phase::Idle | Phase::Starting | Phase::Ended, true) => {}
     }
     if lineage::owner() != 0 && !lineage::is_owner() {
-        return Err(LateError::Child);
+        return Err(AttachError::Child);
     }
     wait_for_threads()?;
     let Fit { ranges, file } = fit()?;
     check_socket(socket)?;
     check_room(&ranges, file)?;
-    if let Some((range, _)) = file.filter(|_| !stands) {
-        return Err(LateError::MustStand(range.len >> 20));
+    if let Some((range, _)) = file.filter(|_| program == Program::Runs) {
+        return Err(AttachError::MustStand(range.len >> 20));
     }
     tables::bind()?;
     prctl::note_tracer_chosen();
     // The agent connects when all is loaded.
     LOADING.store(file.is_some(), Ordering::Release);
-    let started = start::start_late(socket.into()).map_err(|error| LateError::Start(error.explain()));
+    let started = start::start_attached(socket.into()).map_err(|error| AttachError::Start(error.explain()));
     let taken = started.and_then(|()| take_all(&ranges, file).inspect_err(|_| undo(&ranges)));
     let taken = taken.inspect_err(|_| LOADING.store(false, Ordering::Release));
     WAKE.wake();
@@ -190,14 +197,14 @@ fn attach(socket: &Path, stands: bool) -> Result<Option<String>, LateError> {
 }
 
 /// Waits until the agent of the last time has gone.
-fn wait_for_threads() -> Result<(), LateError> {
+fn wait_for_threads() -> Result<(), AttachError> {
     for _ in 0..LOOKS {
         if !start::has_threads() {
             return Ok(());
         }
         sleep(PAUSE);
     }
-    Err(LateError::Ending)
+    Err(AttachError::Ending)
 }
 
 /// Memory that may be taken.
@@ -209,74 +216,74 @@ struct Fit {
 }
 
 /// The memory that the program has marked, if it may all be taken.
-fn fit() -> Result<Fit, LateError> {
-    let status = procfs::status(None).map_err(LateError::Status)?;
+fn fit() -> Result<Fit, AttachError> {
+    let status = procfs::status(None).map_err(AttachError::Status)?;
     let held = status.vm_pin_kib + status.vm_lck_kib;
     if held > 0 {
-        return Err(LateError::Held(held.div_ceil(1024)));
+        return Err(AttachError::Held(held.div_ceil(1024)));
     }
     let Marked { mut ranges, shared } = marked().map_err(|unfit| match std::fs::File::open("/proc/self/smaps") {
-        Err(error) => LateError::Denied(denied::explain(Need::Smaps, &error)),
-        Ok(_) => LateError::Marks(unfit),
+        Err(error) => AttachError::Denied(denied::explain(Need::Smaps, &error)),
+        Ok(_) => AttachError::Marks(unfit),
     })?;
     ranges.retain(|range| range.len >= SMALLEST);
     if ranges.is_empty() {
         return Err(match shared {
-            _ if !Path::new("/sys/kernel/mm/ksm").exists() => LateError::NoKsm,
-            Some((len, name)) if len >= SMALLEST => LateError::Shared { name, mib: len >> 20 },
-            _ => LateError::Nothing,
+            _ if !Path::new("/sys/kernel/mm/ksm").exists() => AttachError::NoKsm,
+            Some((len, name)) if len >= SMALLEST => AttachError::Shared { name, mib: len >> 20 },
+            _ => AttachError::Nothing,
         });
     }
     let mut files = Vec::new();
     ranges.retain(|&range| probe_file(range).map(|sticky| files.push((range, sticky))).is_err());
     if files.len() > 1 {
-        return Err(LateError::Files(files.len()));
+        return Err(AttachError::Files(files.len()));
     }
     if files.iter().any(|(_, sticky)| !sticky.dont_fork) {
-        return Err(LateError::Inherited);
+        return Err(AttachError::Inherited);
     }
     for &range in &ranges {
-        let unfit = |error| LateError::Unfit { mib: range.len >> 20, start: range.start, error };
+        let unfit = |error| AttachError::Unfit { mib: range.len >> 20, start: range.start, error };
         if !probe(range, Ksm::Marked, &[]).map_err(unfit)?.sticky.dont_fork {
-            return Err(LateError::Inherited);
+            return Err(AttachError::Inherited);
         }
     }
     Ok(Fit { ranges, file: files.pop() })
 }
 
 /// Whether the daemon can be reached from within this process.
-fn check_socket(socket: &Path) -> Result<(), LateError> {
+fn check_socket(socket: &Path) -> Result<(), AttachError> {
     match Conn::connect(socket) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            Err(LateError::Denied(denied::explain(Need::Socket(socket), &error)))
+            Err(AttachError::Denied(denied::explain(Need::Socket(socket), &error)))
         }
-        Err(error) => Err(LateError::Socket(socket.into(), error)),
+        Err(error) => Err(AttachError::Socket(socket.into(), error)),
     }
 }
 
 /// Whether the host has room for what KSM has merged of this process, and for what is loaded: it
 /// becomes pages of its own.
-fn check_room(ranges: &[Range], file: Option<(Range, Sticky)>) -> Result<(), LateError> {
+fn check_room(ranges: &[Range], file: Option<(Range, Sticky)>) -> Result<(), AttachError> {
     let merged = read_to_string("/proc/self/ksm_merging_pages").ok().and_then(|text| text.trim().parse().ok());
     // Kernels before 5.19 do not say.
     let most = ranges.iter().map(|range| range.len as u64).sum();
     let needed = merged.map_or(most, |pages: u64| pages * PAGE_SIZE as u64);
     let available = procfs::meminfo().map_or(u64::MAX, |memory| memory.available_kib << 10);
     if needed > 0 && needed + RESERVE > available {
-        return Err(LateError::KsmMerged { needed: needed >> 20, available: available >> 20 });
+        return Err(AttachError::KsmMerged { needed: needed >> 20, available: available >> 20 });
     }
     let loaded = file.map_or(0, |(range, _)| range.len as u64);
     if loaded > 0 && needed + loaded + RESERVE > available {
-        return Err(LateError::Room { needed: (needed + loaded) >> 20, available: available >> 20 });
+        return Err(AttachError::Room { needed: (needed + loaded) >> 20, available: available >> 20 });
     }
     Ok(())
 }
 
-fn take_all(ranges: &[Range], file: Option<(Range, Sticky)>) -> Result<String, LateError> {
+fn take_all(ranges: &[Range], file: Option<(Range, Sticky)>) -> Result<String, AttachError> {
     let mut text = String::new();
     for &range in ranges {
-        advise(range, libc::MADV_UNMERGEABLE).map_err(LateError::KsmKeeps)?;
+        advise(range, libc::MADV_UNMERGEABLE).map_err(AttachError::KsmKeeps)?;
         let region = mark::take(range)?;
         let comma = if text.is_empty() { "" } else { ", " };
         let _ = write!(text, "{comma}region {region}: {} MiB at {:#x}", range.len >> 20, range.start);

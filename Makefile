@@ -4,9 +4,9 @@ CARGO ?= cargo
 MAKEFLAGS += --no-print-directory
 
 # The rules that scripts/floors.sh checks: all of them.
-export FLOORS = imports modules widths files hosts
+export FLOORS = imports modules widths sentences files hosts
 
-.PHONY: demo build build-tests check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
+.PHONY: demo build book build-tests check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs test-pageonefs-debug \
     fuzz-pageonefs soak-pageonefs lint-pageonefs test-pageonefs-users bench-pageonefs bench-module test-pool-medium \
     test-pool-crashes test-kvm test-kvm-runs test-module test-libvirt bench-libvirt bench-snapshots test-selinux debug-kernel test-debug-kernel \
@@ -25,6 +25,11 @@ deb: deps-deb build
 
 rpm: build
 	@if command -v rpmbuild > /dev/null; then packaging/rpm.sh; else echo 'rpm: SKIPPED: there is no rpmbuild (Debian: package rpm)'; fi
+
+# docs/ as a book: target/book.
+book:
+	command -v mdbook > /dev/null || $(CARGO) install --locked mdbook@0.4.52
+	mdbook build docs
 
 deps-%:
 	@scripts/deps.sh $*

@@ -33,13 +33,20 @@ printf 'Source: pageone\n\nPackage: pageone\nArchitecture: any\n' > "$stage/debi
 
 # put MODE FILE PATH: a file of the package in $root.
 put() { install -D -m "$1" "$2" "$root/$3"; }
+# Links of these lead to each other: a test looks.
+documents=(README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md MAINTAINERS docs)
+# page FILE PATH: one of them in another package; its links lead to where package pageone has the others.
+page() {
+    put 644 "$1" "$2"
+    sed -i -E "s,\\]\\(([^):#]+)(#[^)]*)?\\),](/usr/share/doc/pageone/$(dirname "$1")/\\1\\2),g" "$root/$2"
+}
 # begin PACKAGE: its folder, with what every package has.
 begin() {
     package=$1 root=$stage/$1
     mkdir -p "$root/DEBIAN"
     chmod 755 "$root"
     put 644 packaging/debian/copyright "usr/share/doc/$package/copyright"
-    printf 'pageone (%s) unstable; urgency=medium\n\n  * CHANGELOG.md in the source says what changed.\n\n -- PageONE <maintainers@pageone.invalid>  %s\n' \
+    printf 'pageone (%s) unstable; urgency=medium\n\n  * /usr/share/doc/pageone/CHANGELOG.md says what changed.\n\n -- PageONE <maintainers@pageone.invalid>  %s\n' \
         "$version" "$date" | gzip -9n > "$root/usr/share/doc/$package/changelog.gz"
     local script
     for script in postinst prerm postrm; do
@@ -95,9 +102,7 @@ done
 put 644 "$stage/pages/completions/pageone.bash" usr/share/bash-completion/completions/pageone
 put 644 "$stage/pages/completions/_pageone" usr/share/zsh/vendor-completions/_pageone
 put 644 "$stage/pages/completions/pageone.fish" usr/share/fish/vendor_completions.d/pageone.fish
-for page in README.md SECURITY.md docs/README.md docs/glossary.md docs/benchmarks.md docs/guide/*.md docs/reference/*.md docs/design/*.md; do
-    put 644 "$page" "usr/share/doc/pageone/$page"
-done
+for file in $(find "${documents[@]}" -type f); do put 644 "$file" "usr/share/doc/pageone/$file"; done
 end "$arch" "libpageone-agent (= $version), init-system-helpers (>= 1.52), $(libraries "$root/usr/bin/pageone" "$root/usr/lib/pageone/libpageone_template.so")" \
     'merges identical pages of virtual machines' 'Suggests: pageone-libvirt' << 'TEXT'
 Finds identical pages of memory in running guests and makes them share one
@@ -121,7 +126,7 @@ TEXT
 begin libpageone-dev
 put 644 include/pageone.h usr/include/pageone.h
 put 644 examples/vmm.c usr/share/doc/libpageone-dev/examples/vmm.c
-put 644 docs/guide/vmm.md usr/share/doc/libpageone-dev/vmm.md
+page docs/guide/vmm.md usr/share/doc/libpageone-dev/vmm.md
 mkdir -p "$root/usr/lib/$triplet/pkgconfig"
 printf 'Name: pageone\nDescription: Merging of guest memory for virtual machine monitors\nVersion: %s\nLibs: -lpageone_agent\nCflags:\n' \
     "$version" > "$root/usr/lib/$triplet/pkgconfig/pageone.pc"
@@ -143,7 +148,7 @@ begin pageone-pageonefs-dkms
 for file in host/linux/pageonefs/{Kbuild,Makefile,*.c,*.h}; do put 644 "$file" "usr/src/pageonefs-$version/${file##*/}"; done
 sed "s/^PACKAGE_VERSION=.*/PACKAGE_VERSION=\"$version\"/" host/linux/pageonefs/dkms.conf > "$root/usr/src/pageonefs-$version/dkms.conf"
 put 644 packaging/pageonefs.conf lib/systemd/system/pageone.service.d/pageonefs.conf
-put 644 docs/guide/module.md usr/share/doc/pageone-pageonefs-dkms/module.md
+page docs/guide/module.md usr/share/doc/pageone-pageonefs-dkms/module.md
 end all 'dkms (>= 3.0)' 'kernel module for hosts: memory that merges below its mappings' "Recommends: pageone (= $version)" << 'TEXT'
 Install this on a host whose guests share their memory with other processes
 (vhost-user, virtiofsd). The module is a file system for memory, pageonefs,
@@ -175,7 +180,7 @@ TEXT
     begin pageone-proxmox
     put 755 "$programs/qemu-system-x86_64-pageone" usr/bin/kvm
     strip "$root/usr/bin/kvm"
-    put 644 docs/guide/proxmox.md usr/share/doc/pageone-proxmox/proxmox.md
+    page docs/guide/proxmox.md usr/share/doc/pageone-proxmox/proxmox.md
     for script in preinst postrm; do maintainer "packaging/proxmox/$script" "$script"; done
     end "$arch" "libpageone-agent (= $version), $(libraries "$root/usr/bin/kvm")" 'merging for guests of Proxmox VE' \
         "Recommends: pageone (= $version), pve-qemu-kvm" << 'TEXT'

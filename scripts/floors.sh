@@ -1,12 +1,13 @@
 #!/bin/bash
 # Checks the house rules that no compiler knows. Each error names a file, a line and the rule.
 #
-#   scripts/floors.sh [imports|modules|widths|files|hosts]...      all of them if none is named
+#   scripts/floors.sh [imports|modules|widths|sentences|files|hosts]...      all of them if none is named
 #
 #   imports   modules and crates use only what stands below them in the tables of this file
 #   modules   files of the kernel modules include and call only what stands below them; how often the walks from a fault and
 #             from pofs_merge() climb all the same is printed: at most 4 times
 #   widths    comments within 100 columns in Rust and C, prose within 120 in Markdown
+#   sentences at most 25 words in Markdown
 #   files     no #[path], no mod.rs, at most 500 lines
 #   hosts     no package host and no path of one machine in the tree
 #
@@ -103,6 +104,8 @@ widths() {
         sed -E 's/^([^:]*:[0-9]+):.*/\1: prose beyond column 120/')
 }
 
+sentences() { report < <(git ls-files '*.md' | grep -vxF docs/reference/errors.md | xargs awk -f scripts/sentences.awk); }
+
 # Files that may be longer than 500 lines, with the reason.
 long() {
     cat << 'LIST'
@@ -122,10 +125,10 @@ hosts() {
         sed -E 's/^([^:]*:[0-9]+):.*/\1: a package host or a path of one machine/')
 }
 
-[ $# -gt 0 ] || set -- imports modules widths files hosts
+[ $# -gt 0 ] || set -- imports modules widths sentences files hosts
 for rule in "$@"; do
     case $rule in
-        imports | modules | widths | files | hosts) "$rule" ;;
+        imports | modules | widths | sentences | files | hosts) "$rule" ;;
         *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
     esac
 done

@@ -65,7 +65,7 @@ settings! {
     /// the last minute: below, nothing more is merged. 0: merging goes on.
     headroom_seconds: f64 = 60.0, "seconds", Between(0.0, 86_400.0);
     /// Longest time that one direct I/O request into a client's memory may take. A page that was
-    /// merged and then copied cannot be checked for such requests, and must stay clean for this
+    /// merged and then copied cannot be checked for such requests. It must stay clean for this
     /// long before it is merged again. So must every page that was written, in a process that does
     /// direct I/O over NFS, Ceph, 9p, CIFS, vhost-scsi, or FUSE before Linux 6.13.
     direct_io_seconds: f64 = 30.0, "seconds", Between(0.0, 86_400.0), effect Restart;

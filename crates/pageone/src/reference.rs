@@ -6,6 +6,7 @@
 mod commands;
 mod configuration;
 mod errors;
+mod links;
 mod metrics;
 mod mpool_c;
 

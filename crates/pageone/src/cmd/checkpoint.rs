@@ -25,7 +25,7 @@ use crate::paths;
 pub(crate) struct Args {
     #[command(flatten)]
     names: Names,
-    /// Process, or the name that it was started by (the last part of its program's path); several
+    /// Process, or the name that it was started by (the last part of its program's path). Several
     /// are stored at once, as many as there are CPUs
     #[arg(value_name = "PID|NAME", required = true)]
     targets: Vec<String>,

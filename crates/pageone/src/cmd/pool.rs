@@ -118,7 +118,7 @@ struct KeyArgs {
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
     /// Its key, which all in it is encrypted with: 32 random bytes in the kernel's keyrings, of
-    /// type `user` and with this name (description); every command looks in the session's keyring,
+    /// type `user` and with this name (description). Every command looks in the session's keyring,
     /// then in the user's (`@u`)
     #[arg(long, value_name = "NAME")]
     kernel_key: Option<String>,
@@ -268,9 +268,9 @@ enum Command {
     Repack {
         /// Name, or path of the capacity class
         name: String,
-        /// Compress the pages that only older checkpoints have, in frames of zstd: those of the N
-        /// newest checkpoints stay as they are, of the newest one if N is not given, and of none if
-        /// it is 0. An older PageONE refuses such a pool
+        /// Compress the pages that only older checkpoints have, in frames of zstd. Those of the N
+        /// newest checkpoints stay as they are (1 if N is not given; 0 spares none). An older
+        /// PageONE refuses such a pool
         #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
         compress: Option<usize>,
     },

@@ -32,12 +32,12 @@ pub(crate) struct Args {
     /// Domain to join: clients merge only with others of their domain [default: all of this user's]
     #[arg(long, value_name = "NAME")]
     domain: Option<String>,
-    /// `split` leaves the program without huge pages, as far as it asks for them; `keep` lets it
-    /// have them, and the daemon's configuration says whether any are split
+    /// `split` leaves the program without the huge pages that it asks for. `keep` lets it have
+    /// them; the daemon's configuration says whether any are split
     #[arg(long, value_name = "POLICY", default_value_t = HugePages::Split, value_parser = policies())]
     huge_pages: HugePages,
-    /// What merges: PageONE's daemon, the memory that the program marks; the daemon below the
-    /// mappings, by our module for the kernel (QEMU only); or the kernel's KSM, all of the
+    /// What merges. `pageone`: the daemon, what the program marks. `module`: the daemon, below the
+    /// mappings, by our module for the kernel (QEMU only). `ksm`: the kernel's KSM, all of the
     /// program's memory (Linux 6.10 or later)
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Backend::Pageone)]
     backend: Backend,

@@ -48,10 +48,10 @@ fn about(scope: Scope) -> (&'static str, &'static str) {
         ),
         Scope::Client => (
             "A client",
-            "In each element of a domain's `clients`. Beside the metrics: `pid`, `name` (of the program), `uid`, \
-             `manager` (what manages it, or `null`), `guest` and `guest_name` (as the manager knows them, or `null`), \
-             `rule` (which gave its domain), `unknown` (why the guest is not known, or `null`), `recycling` (or `null`), `state` (`merging`, `disconnected`, `stalled` or `detached`) and `refused` (why \
-             nothing of it is merged at present, or `null`).",
+            "In each element of a domain's `clients`. Beside the metrics: `pid`, `name` (of the program), `uid` \
+             and `state` (`merging`, `disconnected`, `stalled` or `detached`). These may be `null`: `manager` (what \
+             manages it), `guest` and `guest_name` (as the manager knows them). So may `unknown` (why the guest is not \
+             known), `recycling` and `refused` (why nothing of it is merged at present). `rule` gave its domain.",
         ),
         Scope::Recycler => (
             "A client's recycler",

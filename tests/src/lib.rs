@@ -325,7 +325,7 @@ impl Drop for Client {
 }
 
 /// Kernels, and archives to boot them with, for guests whose free pages are recycled
-/// (`scripts/ppr-archive.sh`); or why there are none.
+/// (`scripts/lib/ppr-archive.sh`); or why there are none.
 pub fn recycler_guests() -> Result<Vec<(String, String)>, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ppr-archive.sh");
     let out = Command::new(script).output().map_err(|e| e.to_string())?;
@@ -375,7 +375,7 @@ pub fn recycler_words(guest: &(String, String), memory_mib: u32, work: &str) -> 
     words.map(str::to_string).to_vec()
 }
 
-/// What tests' guests run on: KVM where `PAGEONE_TEST_ACCEL` says so (`scripts/test-kvm.sh`).
+/// What tests' guests run on: KVM where `PAGEONE_TEST_ACCEL` says so (`scripts/lanes/kvm.sh`).
 pub fn accelerator() -> testguest::Accelerator {
     match std::env::var("PAGEONE_TEST_ACCEL").as_deref() {
         Ok("kvm") => testguest::Accelerator::Kvm,

@@ -50,7 +50,7 @@ pub enum FindError {
     NoKernel(PathBuf),
     /// The recycler's module is not built for the kernel.
     #[error(
-        "there is no {}: run 'scripts/deps.sh ppr' and then 'scripts/ppr-archive.sh', which builds it",
+        "there is no {}: run 'scripts/deps.sh ppr' and then 'scripts/lib/ppr-archive.sh', which builds it",
         .0.display()
     )]
     NoRecycler(PathBuf),

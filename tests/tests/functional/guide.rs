@@ -26,12 +26,12 @@ enum How {
 use How::{By, Ends, Nothing, Stays};
 
 const OK: How = Ends(&[0]);
-const PACKAGES: &str = "scripts/test-packages-inside.sh";
-const DKMS: &str = "scripts/test-packages-dkms.sh";
-const LIBVIRT: &str = "scripts/test-libvirt-inside.sh";
-const LIBVIRT_COMMON: &str = "scripts/test-libvirt-common.sh";
-const SELINUX: &str = "scripts/test-selinux-inside.sh";
-const MODULE: &str = "scripts/test-module-inside.sh";
+const PACKAGES: &str = "scripts/lanes/packages.sh";
+const DKMS: &str = "scripts/lanes/packages-dkms.sh";
+const LIBVIRT: &str = "scripts/lanes/libvirt-steps.sh";
+const LIBVIRT_COMMON: &str = "scripts/lib/libvirt-guests.sh";
+const SELINUX: &str = "scripts/lanes/selinux-steps.sh";
+const MODULE: &str = "scripts/lanes/module.sh";
 const KSM: &str = "tests/tests/rates/ksm.rs";
 const POOL: &str = "tests/tests/functional/pool.rs";
 const SNAPSHOT: &str = "tests/tests/functional/snapshot.rs";
@@ -145,8 +145,8 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
             vec![
                 ("pageone run --ppr -- qemu-system-x86_64 -m 2G …", Stays(IS_CLIENT)),
                 ("pageone status", OK),
-                ("apt-get install make gcc linux-headers-$(uname -r)", By("scripts/deps.sh", "linux-headers-")),
-                ("make -C guest/linux/ppr && insmod guest/linux/ppr/ppr.ko", By("scripts/module.sh", "make")),
+                ("apt-get install make gcc linux-headers-$(uname -r)", By("scripts/deps/kernels.sh", "linux-headers-")),
+                ("make -C guest/linux/ppr && insmod guest/linux/ppr/ppr.ko", By("scripts/lib/module.sh", "make")),
                 ("cat /sys/kernel/debug/ppr/stats", By("guest/load/init", "/sys/kernel/debug/ppr/stats")),
                 (
                     "cp -r guest/linux/ppr /usr/src/ppr-0.1.0 && dkms install ppr/0.1.0",
@@ -161,14 +161,14 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
             vec![
                 (
                     "sudo apt install ./target/debian/{pageone,libpageone-agent}_*.deb",
-                    By("scripts/test-packages.sh", "they install"),
+                    By("scripts/lanes/packages.sh", "they install"),
                 ),
                 ("sudo pageone doctor", Ends(&[0, 1])),
                 ("sudo systemctl status pageone", By(PACKAGES, "systemctl")),
                 ("pageone config check", OK),
                 ("sudo systemctl reload pageone", By(PACKAGES, "systemctl reload pageone")),
                 ("sudo pageone detach PID", OK),
-                ("sudo apt remove pageone", By("scripts/test-packages.sh", "they go")),
+                ("sudo apt remove pageone", By("scripts/lanes/packages.sh", "they go")),
             ],
         ),
         (
@@ -222,7 +222,7 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                     By("tests/tests/functional/module.rs", "\"--backend\", \"module\""),
                 ),
                 ("sudo pageone status", By("tests/tests/functional/module.rs", "try_status")),
-                ("sudo apt install openssl mokutil", By("scripts/deps.sh", "dkms,openssl,linux-headers-amd64")),
+                ("sudo apt install openssl mokutil", By("scripts/deps/roots.sh", "dkms,openssl,linux-headers-amd64")),
                 (
                     "sudo mokutil --import /var/lib/dkms/mok.pub",
                     Nothing("a person has to answer the firmware; that dkms signs is tested"),
@@ -241,7 +241,7 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
         (
             "proxmox.md",
             vec![
-                ("sudo apt install ./pageone-proxmox_*.deb", By("scripts/test-packages.sh", "Proxmox")),
+                ("sudo apt install ./pageone-proxmox_*.deb", By("scripts/lanes/packages.sh", "Proxmox")),
                 ("qm shutdown 100 && qm start 100", Nothing("there is no Proxmox VE to test on; what `qm` starts is")),
                 ("pageone status", By("tests/tests/functional/proxmox.rs", "daemon.")),
             ],

@@ -12,7 +12,7 @@
 //!
 //! Each phase has the same length; the engine goes on through all of them. CPU a page saved counts
 //! from the beginning of merging on, not of the phase. In an emulated host
-//! (`scripts/kvm-host.sh`) times are distorted: compare the subjects with each other.
+//! (`scripts/lib/kvm-host.sh`) times are distorted: compare the subjects with each other.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -13,8 +13,8 @@
 //! all memory once in a period.
 //!
 //! Guests that differ in nothing differ by some percent from boot to boot: in an emulated host
-//! (`scripts/kvm-host.sh`) code and memory lie better or worse. `nothing` shows by how much. So a
-//! guest is compared with what it did before, too.
+//! (`scripts/lib/kvm-host.sh`) code and memory lie better or worse. `nothing` shows by how much. So
+//! a guest is compared with what it did before, too.
 
 mod measure;
 

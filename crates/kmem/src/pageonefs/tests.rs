@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
-/// A mount to test with. `scripts/test-pageonefs.sh` runs these tests in guests that have one.
+/// A mount to test with. `scripts/lanes/pageonefs.sh` runs these tests in guests that have one.
 fn mount() -> Option<(PathBuf, Mount)> {
     let Some(path) = std::env::var_os("PAGEONEFS_MOUNT").map(PathBuf::from) else {
-        println!("SKIPPED: PAGEONEFS_MOUNT names no mount: scripts/test-pageonefs.sh has guests with one");
+        println!("SKIPPED: PAGEONEFS_MOUNT names no mount: scripts/lanes/pageonefs.sh has guests with one");
         return None;
     };
     let mount = Mount::open(&path).expect("the mount opens");

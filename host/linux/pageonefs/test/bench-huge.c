@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * bench-huge: what memory costs in huge pages and in small ones, until it is merged. Each line is
- * "COST pageonefs huge|small what nanoseconds", a page; scripts/bench-pageonefs.sh runs it.
+ * "COST pageonefs huge|small what nanoseconds", a page; scripts/lanes/pageonefs-bench.sh runs it.
  */
 #define _GNU_SOURCE
 #include <sys/ioctl.h>

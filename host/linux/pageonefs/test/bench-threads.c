@@ -2,7 +2,7 @@
 /*
  * bench-threads PAGES ROUNDS: how much faster two threads merge two files than one thread does, one
  * file after the other. All files hold the same, so both threads use the same frames at the same
- * time. Needs two processors; scripts/bench-pageonefs.sh time runs it.
+ * time. Needs two processors; scripts/lanes/pageonefs-bench.sh time runs it.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -2,7 +2,7 @@
 /*
  * bench ksm|pageonefs random|clones|zero PAGES PROCESSES: merges the memory of some processes,
  * and says what it cost. Each line is "COST who kind what nanoseconds": in a guest with -icount
- * shift=0 these are instructions. scripts/bench-pageonefs.sh runs it.
+ * shift=0 these are instructions. scripts/lanes/pageonefs-bench.sh runs it.
  */
 #define _GNU_SOURCE
 #include <dirent.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * pageonefs-test [NAME...]: runs the tests, each in a process of its own. Needs the file system at
- * /mnt, and root. scripts/test-pageonefs.sh runs it in guests.
+ * /mnt, and root. scripts/lanes/pageonefs.sh runs it in guests.
  */
 #include <sys/mman.h>
 #include <sys/wait.h>

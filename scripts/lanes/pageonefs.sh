@@ -1,0 +1,45 @@
+#!/bin/bash
+# Tests the host's file system, host/linux/pageonefs, in guests of Debian's 6.1 and 6.12 cloud kernels: files, hazards, and that
+# the tests notice each guard that is off. Needs no hardware virtualisation; takes some minutes for a kernel.
+#
+#   scripts/lanes/pageonefs.sh [KERNEL-PREFIX [TEST-NAME...]]      e.g. 6.12 lengths; all if nothing is named;
+#                                                                 daemon: the daemon alone
+#
+# Exit: 0 all tests passed on every kernel; 1 otherwise, also when a guest crashed or hung or its kernel warned.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+# shellcheck source=scripts/lib/kernel-guest.sh
+. scripts/lib/kernel-guest.sh
+# shellcheck source=scripts/lib/pageonefs-guest.sh
+. scripts/lib/pageonefs-guest.sh
+prefix=${1:-6.}
+tests=$(IFS=,; echo "${*:2}")
+if [ -z "$tests" ]; then kmem_tests; fi
+case $tests in '' | daemon) daemon_tests ;; esac
+failed=0 ran=0
+for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
+    [ -e "$kernel" ] || continue
+    version=$(basename "$(dirname "$kernel")")
+    case $version in 6.1.* | 6.12.*) ;; *) continue ;; esac
+    ran=$((ran + 1))
+    pack_guest "$version"
+    boot "Linux $version" "$kernel" 900 "TESTS=$tests ROUNDS=$([ -z "$tests" ] && echo 10)" || failed=1
+    [ -z "$tests" ] || continue
+    # Each guard off: the test of its hazard must fail.
+    daemon= pack_guest "$version" y
+    boot "Linux $version, pages that others hold are merged" "$kernel" 300 'OPTIONS=no_pin_check=1 TESTS=held MUST_FAIL=1' || failed=1
+    boot "Linux $version, a disk's writes are not seen" "$kernel" 300 'OPTIONS=no_pin_bits=1 TESTS=dirty_disk MUST_FAIL=1' || failed=1
+    # On 6.1 a fault that is under way holds its page, whose bit is kept for that alone.
+    boot "Linux $version, a harvest does not wait" "$kernel" 300 'OPTIONS=no_handshake=1,no_pin_bits=1,slow=300 TESTS=dirty MUST_FAIL=1' || failed=1
+    boot "Linux $version, holes have no bits before their calls end" "$kernel" 300 'OPTIONS=no_cut_bits=1,slow=3000 TESTS=dirty_cuts MUST_FAIL=1' || failed=1
+    boot "Linux $version, pages that are pinned are punched" "$kernel" 300 'OPTIONS=no_punch_check=1 TESTS=punch_pins MUST_FAIL=1' || failed=1
+    boot "Linux $version, a huge page has one dirty bit" "$kernel" 300 'OPTIONS=no_huge_bits=1 TESTS=huge_mapped MUST_FAIL=1' || failed=1
+    boot "Linux $version, huge pages are split in the midst of merges" "$kernel" 300 'OPTIONS=slow=3000 TESTS=huge_walk' || failed=1
+    complains='WARNING: .*merge.c' boot "Linux $version, the next page after a huge one is another's" "$kernel" 300 'OPTIONS=no_huge_walk=1,slow=3000 TESTS=huge_walk' || failed=1
+    # SKIPPED where the kernel does not write-protect such mappings.
+    boot "Linux $version, a frame is mapped when its entry has gone" "$kernel" 300 'OPTIONS=no_frame_wait=1,slow=3000 TESTS=private_hammer MUST_FAIL=1' || failed=1
+    complains='BUG: Bad page cache' boot "Linux $version, lent pages leave their store as others do" "$kernel" 300 'OPTIONS=no_recall=1 TESTS=lend_cut MUST_FAIL=1' || failed=1
+    boot "Linux $version, contents are not compared" "$kernel" 300 'OPTIONS=no_compare=1 TESTS=hammer MUST_FAIL=1' || failed=1
+done
+[ "$ran" -gt 0 ] || fail "no kernel of 6.1 or 6.12 in $cache/kernels: 'scripts/deps.sh ppr' fetches them"
+exit "$failed"

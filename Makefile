@@ -23,9 +23,8 @@ rpm: build
 	@if command -v rpmbuild > /dev/null; then packaging/rpm.sh; else echo 'rpm: SKIPPED: there is no rpmbuild (Debian: package rpm)'; fi
 
 # docs/ as a book: target/book.
-book:
-	command -v mdbook > /dev/null || $(CARGO) install --locked mdbook@0.4.52
-	mdbook build docs
+book: deps-book
+	PATH="$$PATH:$${PAGEONE_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/pageone}/mdbook/bin" mdbook build docs
 
 deps-%:
 	@scripts/deps.sh $*

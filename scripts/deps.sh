@@ -17,6 +17,7 @@
 #   scripts/deps.sh selinux   the same with Debian 13 and SELinux, for `make test-selinux`
 #   scripts/deps.sh medium    that kernel, and what makes its file systems on failing devices (`make test-pool-medium`)
 #   scripts/deps.sh debug-kernel   what building the kernels of scripts/lib/debug-kernel.sh needs, with Debian's source of Linux 6.12
+#   scripts/deps.sh book      mdbook, for `make book`
 #   scripts/deps.sh alerts    promtool, for `make test-alerts`
 #   scripts/deps.sh ppr       those, and what building the guest's recycler module for them needs
 #
@@ -146,6 +147,7 @@ case ${1:-} in
     module) deps_demo; deps_module ;;
     libvirt) deps_demo; kernel_6_1; deps_libvirt bookworm trixie ;;
     selinux) deps_demo; kernel_6_1; deps_libvirt 'trixie selinux' ;;
+    book) deps_build; deps_book ;;
     alerts) deps_alerts ;;
     medium) deps_demo; deps_medium ;;
     debug-kernel) deps_debug_kernel ;;

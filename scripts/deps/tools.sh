@@ -72,6 +72,14 @@ deps_alerts() {
         fail "cannot write $cache/promtool: is the disk full?"
 }
 
+# mdbook, compiled into the cache: $cache/mdbook/bin.
+deps_book() {
+    ! have mdbook >/dev/null && [ ! -x "$cache/mdbook/bin/mdbook" ] || return 0
+    say "runs: cargo install mdbook, into $cache/mdbook"
+    cargo install --quiet --locked --no-default-features --root "$cache/mdbook" mdbook@0.4.52 ||
+        fail 'cargo could not install mdbook: check the network'
+}
+
 # Debian packages neither, and both go into the user's home directory, so the user decides.
 deps_fuzz() {
     rustc +nightly --version >/dev/null 2>&1 ||

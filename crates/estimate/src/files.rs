@@ -71,11 +71,18 @@ pub(crate) struct OpenFile {
     failed: AtomicBool,
 }
 
-/// Opens a regular file; with `follow` through a symbolic link.
-pub(crate) fn open(path: &Path, follow: bool) -> Result<OpenFile, FileError> {
+/// Whether a symbolic link is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    Follow,
+    Refuse,
+}
+
+/// Opens a regular file.
+pub(crate) fn open(path: &Path, links: Links) -> Result<OpenFile, FileError> {
     // O_NONBLOCK: opening a FIFO would wait for a writer.
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | if follow { 0 } else { libc::O_NOFOLLOW };
-    let kind = if follow { path.metadata() } else { path.symlink_metadata() };
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | if links == Links::Follow { 0 } else { libc::O_NOFOLLOW };
+    let kind = if links == Links::Follow { path.metadata() } else { path.symlink_metadata() };
     ensure_regular(kind?.file_type())?;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let meta = file.metadata()?;
@@ -269,7 +276,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![1; 10 * 4096]).unwrap();
-        let file = open(&path, true).unwrap();
+        let file = open(&path, Links::Follow).unwrap();
         OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * 4096 + 1).unwrap();
         let (result, tally) = read(&file);
         let error = result.unwrap_err().to_string();
@@ -288,7 +295,7 @@ mod tests {
         let file = std::fs::File::create(&path).unwrap();
         file.set_len(1 << 30).unwrap();
         file.write_all_at(&[1; 4096], 1 << 20).unwrap();
-        let file = open(&path, true).unwrap();
+        let file = open(&path, Links::Follow).unwrap();
         assert_eq!(file.next_data(0..file.size, 16 << 10), 1 << 20..(1 << 20) + (16 << 10));
         assert_eq!(file.next_data(2 << 20..file.size, 4096), file.size..file.size);
     }
@@ -298,13 +305,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let error = |path: &Path, follow| open(path, follow).unwrap_err().to_string();
-        assert_eq!(error(&socket, true), "it is a socket; only regular files and directories are read");
-        assert!(error(Path::new("/dev/null"), true).contains("a character device"));
-        assert!(error(&dir.path().join("none"), true).contains("no such file"));
+        let error = |path: &Path, links| open(path, links).unwrap_err().to_string();
+        assert_eq!(error(&socket, Links::Follow), "it is a socket; only regular files and directories are read");
+        assert!(error(Path::new("/dev/null"), Links::Follow).contains("a character device"));
+        assert!(error(&dir.path().join("none"), Links::Follow).contains("no such file"));
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
-        assert!(open(&link, true).is_ok());
-        assert!(error(&link, false).contains("a symbolic link"));
+        assert!(open(&link, Links::Follow).is_ok());
+        assert!(error(&link, Links::Refuse).contains("a symbolic link"));
     }
 }

@@ -39,7 +39,8 @@ use target::{Kind, Target, Targets};
 /// What is estimated, and with which means.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Numbers of processes, and paths of files and directories (`./123` for a file of that name).
+    /// Numbers of processes, paths of files and directories (`./123` for a file of that name),
+    /// names and UUIDs of guests.
     pub targets: Vec<String>,
     /// Whether the guest RAM of all QEMU processes is scanned too.
     pub qemu: bool,
@@ -75,7 +76,7 @@ pub enum EstimateError {
 /// If there are more than [`MAX_TARGETS`] targets.
 pub fn estimate(options: &Options, progress: &dyn Progress) -> Result<Report, EstimateError> {
     let start = Instant::now();
-    let mut targets = Targets::resolve(&options.targets, options.qemu);
+    let mut targets = Targets::resolve(options);
     if targets.targets.len() > MAX_TARGETS {
         return Err(EstimateError::TooManyTargets(targets.targets.len()));
     }
@@ -105,13 +106,18 @@ pub fn estimate(options: &Options, progress: &dyn Progress) -> Result<Report, Es
 fn scan_target(target: Target, number: u16, context: Context<'_>, all: &mut Targets) -> Result<Scanned, LeftOut> {
     let Target { name, kind } = target;
     let word = kind.word();
-    let mut program = None;
+    let (mut program, mut called) = (None, None);
     let source = match kind {
         Kind::File(file) => Ok(Source::File(file)),
         Kind::Directory(path) => files::Walk::new(&path, &all.own).map(Source::Directory).map_err(Reason::from),
-        Kind::Process { pid, guest } => process::Process::open(pid, guest, context.chunk)
+        Kind::Process { pid, part, guest, found } => process::Process::open(pid, part, context.chunk)
+            // Another may have its number by now.
+            .and_then(|process| match found.map(|found| found.pid()) {
+                Some(Err(_)) => Err(ProcessError::Ended(pid)),
+                _ => Ok(process),
+            })
             .map(|process| {
-                program = Some(process.name.clone());
+                (program, called) = (Some(process.name.clone()), guest);
                 if process.merged_by_ksm > 0 {
                     all.notes.push(Note::MergedByKsm { pid, pages: process.merged_by_ksm });
                 }
@@ -122,7 +128,7 @@ fn scan_target(target: Target, number: u16, context: Context<'_>, all: &mut Targ
     let source = source.map_err(|reason| LeftOut { target: name.clone(), reason })?;
     let (tally, left_out) = scan::scan(&name, number, source, context);
     all.left_out.extend(left_out);
-    Ok(Scanned { name, kind: word, program, tally })
+    Ok(Scanned { name, kind: word, program, guest: called, tally })
 }
 
 /// The note for targets of which PageONE could not map everything.

@@ -17,9 +17,6 @@ use kmem::{PAGE_SIZE, Range};
 use crate::counter::Counter;
 use crate::files::BLOCK;
 
-/// The beginning of the names of QEMU's system emulators in `/proc/PID/comm`.
-const QEMU: &str = "qemu-system-";
-
 /// Why a process cannot be scanned.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -72,6 +69,15 @@ impl From<ReadError> for ProcessError {
     }
 }
 
+/// Which memory of a process is scanned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All that is private and has no file.
+    All,
+    /// Guest RAM alone.
+    Guest,
+}
+
 /// A process to scan.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -86,32 +92,18 @@ pub(crate) struct Process {
     pub(crate) merged_by_ksm: u64,
 }
 
-/// The numbers of all QEMU processes, ascending.
-pub(crate) fn guests() -> io::Result<Vec<i32>> {
-    let mut pids = Vec::new();
-    for entry in std::fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // An error: the process has ended meanwhile.
-        if std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.starts_with(QEMU)) {
-            pids.push(pid);
-        }
-    }
-    pids.sort_unstable();
-    Ok(pids)
-}
-
 impl Process {
-    /// Finds the pages of a process; `guest`: of guest RAM alone.
-    pub(crate) fn open(pid: i32, guest: bool, chunk: usize) -> Result<Self, ProcessError> {
+    /// Finds the pages of a process.
+    pub(crate) fn open(pid: i32, part: Part, chunk: usize) -> Result<Self, ProcessError> {
         let fd = PidFd::open(pid).map_err(|error| match error.raw_os_error() {
             // The number of a thread: EINVAL, on newer kernels ENOENT. One that nobody has: ESRCH.
             Some(libc::EINVAL | libc::ENOENT) => ProcessError::Thread,
             _ => ProcessError::of(pid, error),
         })?;
         let status = procfs::status(Some(pid)).map_err(|error| ProcessError::of(pid, error))?;
-        let mut areas = areas::areas(pid, guest).map_err(|error| ProcessError::of(pid, error))?;
+        let mut areas = areas::areas(pid, part).map_err(|error| ProcessError::of(pid, error))?;
         if areas.is_empty() {
-            return Err(if guest { ProcessError::NoGuestMemory } else { ProcessError::NoMemory });
+            return Err(if part == Part::Guest { ProcessError::NoGuestMemory } else { ProcessError::NoMemory });
         }
         let pagemap = Pagemap::open(pid).map_err(|error| ProcessError::of(pid, error))?;
         let query = Query {
@@ -269,7 +261,7 @@ mod tests {
     #[test]
     fn a_thread_of_ours_has_pages_and_they_can_be_cut() {
         let memory = vec![7u8; 1 << 20];
-        let process = Process::open(std::process::id() as i32, false, 8192).unwrap();
+        let process = Process::open(std::process::id() as i32, Part::All, 8192).unwrap();
         let whole = Range::new(memory.as_ptr().addr().next_multiple_of(8192), 512 << 10);
         assert!(process.spans.iter().any(|span| span.contains(&whole)));
         let pieces = process.pieces(64 << 10);
@@ -280,11 +272,11 @@ mod tests {
 
     #[test]
     fn what_is_no_process_says_so() {
-        let error = Process::open(i32::MAX, false, 4096).unwrap_err().to_string();
+        let error = Process::open(i32::MAX, Part::All, 4096).unwrap_err().to_string();
         assert!(error.contains("no process") && error.contains("./"), "{error}");
         // A process of its own: what other tests allocate in this one may be as large as a guest.
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let open = || Process::open(child.id() as i32, true, 4096);
+        let open = || Process::open(child.id() as i32, Part::Guest, 4096);
         while procfs::status(Some(child.id() as i32)).unwrap().name != "sleep" {
             std::thread::yield_now();
         }
@@ -302,7 +294,7 @@ mod tests {
             tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
             let _ = end.recv();
         });
-        let error = Process::open(thread.recv().unwrap(), false, 4096).unwrap_err();
+        let error = Process::open(thread.recv().unwrap(), Part::All, 4096).unwrap_err();
         assert_eq!(error.to_string(), "it is a thread; give the number of its process");
         drop(held);
         other.join().unwrap();
@@ -312,7 +304,7 @@ mod tests {
         while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ") {
             std::thread::yield_now();
         }
-        let error = Process::open(pid, false, 4096).unwrap_err();
+        let error = Process::open(pid, Part::All, 4096).unwrap_err();
         child.wait().unwrap();
         assert!(error.to_string().starts_with("it has no private memory"), "{error}");
     }
@@ -324,7 +316,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let process = loop {
             // Until it has become `sleep`.
-            let process = Process::open(child.id() as i32, false, 4096).unwrap();
+            let process = Process::open(child.id() as i32, Part::All, 4096).unwrap();
             if process.name == "sleep" {
                 break process;
             }

@@ -21,6 +21,9 @@ pub struct TargetReport {
     /// The program of a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
+    /// What the guest in it calls itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
     /// Chunks scanned.
     pub chunks: u64,
     /// Chunks of zeros.
@@ -112,6 +115,7 @@ pub(crate) struct Scanned {
     pub(crate) name: String,
     pub(crate) kind: &'static str,
     pub(crate) program: Option<String>,
+    pub(crate) guest: Option<String>,
     pub(crate) tally: Tally,
 }
 
@@ -181,6 +185,7 @@ fn target_report(one: Scanned, sums: &Sums, i: usize, per_page: f64) -> TargetRe
         target: one.name,
         kind: one.kind,
         program: one.program,
+        guest: one.guest,
         chunks: one.tally.chunks,
         zero: one.tally.zero,
         shared_within: within.rounded(),
@@ -203,7 +208,7 @@ mod tests {
         for (target, digests) in contents.iter().enumerate() {
             index.see(digests, target as u16, &mut Reserved::default(), &mut Vec::new());
             let tally = Tally { chunks: digests.len() as u64 + zero, zero, ..Tally::default() };
-            scanned.push(Scanned { name: format!("t{target}"), kind: "file", program: None, tally });
+            scanned.push(Scanned { name: format!("t{target}"), kind: "file", program: None, guest: None, tally });
         }
         Report::new(scanned, &index, 4096)
     }

@@ -216,7 +216,7 @@ impl Work<'_> {
 
     /// Opens a file of a directory and adds it to the queue.
     fn open(&self, path: PathBuf) -> MutexGuard<'_, Queue> {
-        let opened = files::open(&path, false);
+        let opened = files::open(&path, files::Links::Refuse);
         let mut queue = self.queue.lock();
         match opened {
             Ok(file) => {

@@ -6,10 +6,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use guests::{FindError, Found, Guest};
 use serde::{Serialize, Serializer};
 
-use crate::files::{self, FileError, Identity, OpenFile};
-use crate::process::{self, ProcessError};
+use crate::Options;
+use crate::files::{self, FileError, Identity, Links, OpenFile};
+use crate::process::{Part, ProcessError};
 
 /// Something to scan.
 pub(crate) struct Target {
@@ -20,10 +22,13 @@ pub(crate) struct Target {
 
 /// The kind of a target. Only files are opened before their scan.
 pub(crate) enum Kind {
-    /// A process; `guest`: only its guest RAM.
     Process {
         pid: i32,
-        guest: bool,
+        part: Part,
+        /// What the guest in it calls itself.
+        guest: Option<String>,
+        /// The process that had this name.
+        found: Option<Found>,
     },
     File(OpenFile),
     Directory(PathBuf),
@@ -33,7 +38,7 @@ impl Kind {
     /// The word for it in the report.
     pub(crate) fn word(&self) -> &'static str {
         match self {
-            Self::Process { guest: true, .. } => "guest",
+            Self::Process { part: Part::Guest, .. } => "guest",
             Self::Process { .. } => "process",
             Self::File(_) => "file",
             Self::Directory(_) => "directory",
@@ -57,11 +62,14 @@ pub enum Reason {
     /// A file or directory cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
+    /// Its name is not that of one process.
+    #[error(transparent)]
+    Name(#[from] FindError),
     /// A process cannot be read.
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// No guest runs.
-    #[error("no process named qemu-system-* runs here")]
+    #[error("no guest of QEMU runs here")]
     NoGuest,
     /// The guests are unknown.
     #[error("cannot list processes: {0}")]
@@ -128,39 +136,46 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// Interprets the words of the command line.
-    pub(crate) fn resolve(words: &[String], qemu: bool) -> Self {
+    /// Interprets the words of the command line, and finds all guests of QEMU if they are wanted.
+    pub(crate) fn resolve(options: &Options) -> Self {
         let mut all = Self::default();
-        for word in words {
+        for word in &options.targets {
             match word.parse::<i32>() {
-                Ok(pid) if pid > 0 => all.add_process(word, pid, false),
-                _ => all.add_path(word),
+                Ok(pid) if pid > 0 => {
+                    let guest = Guest::of(Path::new("/"), pid).ok().flatten().and_then(|guest| guest.name);
+                    all.add_process(word.clone(), Kind::Process { pid, part: Part::All, guest, found: None });
+                }
+                _ => all.add_word(word),
             }
         }
-        if qemu {
-            match process::guests() {
-                Ok(pids) if pids.is_empty() => all.leave_out("--qemu", Reason::NoGuest),
-                Ok(pids) => pids.into_iter().for_each(|pid| all.add_process(&pid.to_string(), pid, true)),
+        if options.qemu {
+            match guests::of_qemu() {
+                Ok(guests) if guests.is_empty() => all.leave_out("--qemu", Reason::NoGuest),
+                Ok(guests) => guests.into_iter().for_each(|Guest { pid, name: guest, .. }| {
+                    all.add_process(pid.to_string(), Kind::Process { pid, part: Part::Guest, guest, found: None });
+                }),
                 Err(error) => all.leave_out("--qemu", Reason::Guests(error)),
             }
         }
         all
     }
 
-    fn add_process(&mut self, name: &str, pid: i32, guest: bool) {
-        if !self.pids.insert(pid) {
-            return self.notes.push(Note::NamedTwice(name.into()));
+    fn add_process(&mut self, name: String, kind: Kind) {
+        match kind {
+            Kind::Process { pid, .. } if !self.pids.insert(pid) => self.notes.push(Note::NamedTwice(name)),
+            _ => self.targets.push(Target { name, kind }),
         }
-        self.targets.push(Target { name: name.into(), kind: Kind::Process { pid, guest } });
     }
 
-    fn add_path(&mut self, word: &str) {
+    /// Adds a file or directory; where there is none, the guest of this name.
+    fn add_word(&mut self, word: &str) {
         let path = Path::new(word);
         let directory = path.metadata().ok().filter(|meta| meta.is_dir());
         let (identity, kind) = match directory {
             Some(meta) => ((meta.dev(), meta.ino()), Kind::Directory(path.to_owned())),
-            None => match files::open(path, true) {
+            None => match files::open(path, Links::Follow) {
                 Ok(file) => (file.identity, Kind::File(file)),
+                Err(FileError::NotFound) if !word.contains('/') => return self.add_guest(word),
                 Err(error) => return self.leave_out(word, error.into()),
             },
         };
@@ -168,6 +183,21 @@ impl Targets {
             return self.notes.push(Note::NamedTwice(word.into()));
         }
         self.targets.push(Target { name: word.into(), kind });
+    }
+
+    fn add_guest(&mut self, word: &str) {
+        let found = guests::find(Path::new("/"), word).and_then(|found| Ok((found.pid()?, found)));
+        match found {
+            Ok((pid, found)) => {
+                let guest =
+                    Guest::of(Path::new("/"), pid).ok().flatten().filter(|guest| guest.kind == guests::Kind::Qemu);
+                let part = if guest.is_some() { Part::Guest } else { Part::All };
+                let guest = guest.and_then(|guest| guest.name);
+                self.add_process(word.into(), Kind::Process { pid, part, guest, found: Some(found) });
+            }
+            Err(FindError::None(_)) => self.leave_out(word, FileError::NotFound.into()),
+            Err(error) => self.leave_out(word, error.into()),
+        }
     }
 
     fn leave_out(&mut self, target: &str, reason: Reason) {

@@ -5,6 +5,7 @@ pub(crate) mod catalog;
 use std::fmt;
 
 use control::client;
+use guests::FindError;
 
 /// What the exit code says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +80,9 @@ impl Code {
 fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<Code> {
     if let Some(coded) = error.downcast_ref::<Coded>() {
         return Some(coded.0);
+    }
+    if let Some(FindError::None(_) | FindError::Ended { .. }) = error.downcast_ref() {
+        return Some(Code::NoClient);
     }
     match error.downcast_ref::<client::Error>()? {
         client::Error::NoDaemon(_) => Some(Code::NoDaemon),

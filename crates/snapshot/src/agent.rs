@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::monitor::{Monitor, MonitorError};
-use crate::words::options;
+use guests::words::{Opt, options};
 
 /// The port's name.
 const PORT: &str = "org.qemu.guest_agent.0";
@@ -67,7 +67,7 @@ impl Port {
     /// The port that a command line gives the agent, if it is behind a Unix socket on which QEMU
     /// listens.
     pub(crate) fn find(words: &[String]) -> Option<Self> {
-        let is_it = |option: &crate::words::Opt<'_>| option.name == "device" && option.part("name") == Some(PORT);
+        let is_it = |option: &Opt<'_>| option.name == "device" && option.part("name") == Some(PORT);
         let label = options(words).find(is_it)?.part("chardev")?.to_owned();
         let named = options(words).find(|option| option.name == "chardev" && option.part("id") == Some(&label));
         let socket = named.filter(|option| option.first() == "socket")?;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::monitor::{Monitor, MonitorError};
 use crate::qcow2;
 use crate::reflink;
-use crate::words::{Opt, options};
+use guests::words::{Opt, options};
 
 /// How long putting back what was written may take.
 const COMMIT: Duration = Duration::from_secs(600);

@@ -29,7 +29,6 @@ mod reflink;
 pub mod save;
 pub mod still;
 mod stream;
-pub mod words;
 
 pub use agent::{AgentError, NoAgent};
 pub use disks::{DiskError, file_name};

@@ -15,7 +15,8 @@ use rustix::io::FdFlags;
 
 use wire::recycle::{QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_QMP};
 
-use crate::words::{self, DEFAULT_MEMORY, is_qemu, options, parse_size};
+use guests::is_qemu;
+use guests::words::{self, DEFAULT_MEMORY, options, parse_size};
 
 /// QEMU's name for the RAM.
 pub(crate) const RAM: &str = "pageone-ram";

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::Facts;
-use crate::words::parts;
+use guests::words;
 
 const MAGIC: &[u8; 8] = b"PGSNAP01";
 
@@ -45,14 +45,7 @@ impl Description {
     /// The guest that was stored, as its command line names it: `-uuid`, else `-name`. Two
     /// snapshots with the same are of one guest.
     pub fn guest(&self) -> Option<&str> {
-        let value = |name: &str| {
-            // `options` gives no value of `-name`, which may begin with a dash.
-            let at =
-                self.words.iter().rposition(|word| word.trim_start_matches('-') == name && word.starts_with('-'))?;
-            self.words.get(at + 1).map(String::as_str)
-        };
-        let name = || value("name").and_then(|value| parts(value).next()).map(|name| name.trim_start_matches("guest="));
-        value("uuid").or_else(name)
+        words::uuid(&self.words).or_else(|| words::name(&self.words))
     }
 }
 

@@ -33,7 +33,7 @@ use crate::prepare::{self, PrepareError};
 use crate::record::{Description, Disk, Record};
 use crate::reflink;
 use crate::stream::StreamError;
-use crate::words::{options, parts};
+use guests::words::{options, parts};
 
 /// Name of the pipe in QEMU.
 pub(crate) const PIPE: &str = "pageone-stream";

@@ -9,9 +9,9 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Attaches a process; gives what the command said, and whether it was done.
-fn attach(daemon: &Daemon, pid: i32) -> (bool, String) {
-    let output = daemon.pageone(&["attach", &pid.to_string()]).output().unwrap();
+/// Attaches a process or guest; gives what the command said, and whether it was done.
+fn attach(daemon: &Daemon, target: impl ToString) -> (bool, String) {
+    let output = daemon.pageone(&["attach", &target.to_string()]).output().unwrap();
     (output.status.success(), text(&output))
 }
 
@@ -28,8 +28,8 @@ fn many_rounds() -> u32 {
     std::env::var("PAGEONE_ATTACH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(10)
 }
 
-fn detach(daemon: &Daemon, pid: i32) {
-    let output = daemon.pageone(&["detach", &pid.to_string()]).output().unwrap();
+fn detach(daemon: &Daemon, target: impl ToString) {
+    let output = daemon.pageone(&["detach", &target.to_string()]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
 }
 
@@ -101,22 +101,36 @@ fn a_guest_that_nobody_prepared_is_attached_and_keeps_every_byte() {
         Guest::start(command)
     };
     let sandbox = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
-    let mut guests = [start(&[]), start(&sandbox)];
+    const UUID: &str = "5ab1c1a0-3c5f-4a3e-9a0e-0123456789ab";
+    let first = format!("first-{}", std::process::id());
+    let mut guests = [
+        start(&["-name", &format!("guest={first},debug-threads=on")]),
+        start(&[&sandbox[..], &["-uuid", UUID]].concat()),
+    ];
     for guest in &mut guests {
         guest.pass_rounds(1);
     }
-    for _ in 0..2 {
-        for guest in &guests {
-            let (done, said) = attach(&daemon, guest.pid());
+    // By their numbers, and as people call them.
+    let called = [guests.each_ref().map(|guest| guest.pid().to_string()), [first.clone(), UUID.to_uppercase()]];
+    for called in called {
+        for target in &called {
+            let (done, said) = attach(&daemon, target);
             assert!(done && said.contains("192 MiB"), "{said}");
         }
-        for guest in &mut guests {
+        for (guest, target) in guests.iter_mut().zip(&called) {
             daemon.wait_merged(guest.pid(), 15_000);
             guest.pass_rounds(1);
-            detach(&daemon, guest.pid());
+            detach(&daemon, target);
             guest.pass_rounds(1);
         }
     }
+    let twin = start(&["-name", &first]);
+    let (done, said) = attach(&daemon, &first);
+    let pids = [guests[0].pid(), twin.pid()].map(|pid| pid.to_string());
+    assert!(
+        !done && said.contains("several processes are called") && pids.iter().all(|pid| said.contains(pid)),
+        "{said}"
+    );
 }
 
 #[test]

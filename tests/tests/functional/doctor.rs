@@ -98,6 +98,10 @@ fn doctor_says_what_keeps_each_guest_from_merging() {
     assert!(text(merging, "remedy").contains("pageone run"), "{merging}");
     assert_eq!(check(guest(&report, opted_out.pid()), "merging")["verdict"], "note", "{report}");
 
+    let out = daemon.pageone(&["doctor", "--json", "second"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+    assert_eq!(guest(&report, second.pid())["name"], "second");
+
     let out = daemon.pageone(&["doctor", &without_agent.pid().to_string()]).output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(text.contains("\n  BLOCKS  merging            the agent is not in it → start it again"), "{text}");

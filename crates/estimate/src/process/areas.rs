@@ -5,6 +5,8 @@ use std::io;
 use kmem::Range;
 use kmem::procfs::{self, MapLine};
 
+use super::Part;
+
 /// Least size of a mapping that counts as guest RAM, bytes: QEMU's other mappings are smaller.
 const GUEST_MIN: usize = 32 << 20;
 
@@ -15,9 +17,9 @@ fn is_anonymous(line: &MapLine) -> bool {
         && !matches!(line.path.as_str(), "[vvar]" | "[vvar_vclock]" | "[vdso]" | "[vsyscall]")
 }
 
-/// The mappings to scan; `guest`: of guest RAM alone. A kernel thread has none.
-pub(super) fn areas(pid: i32, guest: bool) -> io::Result<Vec<Range>> {
-    if guest {
+/// The mappings to scan. A kernel thread has none.
+pub(super) fn areas(pid: i32, part: Part) -> io::Result<Vec<Range>> {
+    if part == Part::Guest {
         return guest_ram(pid);
     }
     let mut areas = Vec::new();

@@ -1,6 +1,6 @@
 //! `pageone attach`: merges a program that runs already.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Options of `pageone attach`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Process to merge: the memory that it has marked as mergeable, as QEMU does with guest RAM
-    #[arg(value_name = "PID")]
-    pid: i32,
+    /// Process or guest to merge: the memory that it has marked as mergeable, as QEMU does with
+    /// guest RAM
+    #[arg(value_name = "PID|NAME|UUID")]
+    target: String,
     /// The daemon's socket for agents, as the process sees it [default: that of the daemon that
     /// runs]
     #[arg(long, value_name = "PATH")]
@@ -43,7 +44,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             std::path::absolute(running.join(engine::AGENT_SOCKET))?
         }
     };
-    let (pid, timeout) = (args.pid, Duration::from_secs(args.timeout));
+    let target = guests::find(Path::new("/"), &args.target)?;
+    let (pid, timeout) = (target.pid()?, Duration::from_secs(args.timeout));
     let request = Request { pid, library: &library, socket: &socket, timeout, stands: false };
     match attach(&request)? {
         Attached::Now(_) if args.socket.is_none() && !is_client(&candidates, pid, timeout)? => println!(

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use checkpoint::serve::Readers;
 use checkpoint::{
     ByStopping, Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Store, StoreError, TakeError, Taken,
@@ -25,9 +25,9 @@ use crate::paths;
 pub(crate) struct Args {
     #[command(flatten)]
     names: Names,
-    /// Process, or the name that it was started by (the last part of its program's path). Several
+    /// Process; name or UUID of a guest, or name of a program (the last part of its path). Several
     /// are stored at once, as many as there are CPUs
-    #[arg(value_name = "PID|NAME", required = true)]
+    #[arg(value_name = "PID|NAME|UUID", required = true)]
     targets: Vec<String>,
     /// Pool: a name, or the path of its capacity class
     #[arg(long, value_name = "POOL")]
@@ -75,30 +75,6 @@ pub(crate) struct GuardArgs {
 /// How long a daemon that does not know the process may take to register it: agents look for a
 /// daemon every 5 s at least.
 const MEETING: Duration = Duration::from_secs(6);
-
-/// Finds a process by its number or its program's name.
-pub(crate) fn find_process(target: &str) -> Result<i32> {
-    if let Ok(pid) = target.parse() {
-        return Ok(pid);
-    }
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        if program(pid).as_deref() == Some(target) {
-            found.push(pid);
-        }
-    }
-    match found[..] {
-        [pid] => Ok(pid),
-        [] => bail!("no process is called {target}"),
-        _ => bail!("several processes are called {target}: {found:?}; say which"),
-    }
-}
-
-fn program(pid: i32) -> Option<String> {
-    let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-    Some(path.file_name()?.to_string_lossy().into_owned())
-}
 
 /// The daemon's freeze of a process, if there is a daemon.
 pub(crate) struct Daemon {
@@ -236,13 +212,17 @@ impl Command<'_> {
     fn take(&self, full: bool, target: &str) -> Result<()> {
         let args = self.args;
         let (start, mut phases) = (Instant::now(), Phases::new());
-        let pid = find_process(target)?;
-        let mut source = Source::open(pid)?;
+        let found = guests::find(Path::new("/"), target)?;
+        let mut source = Source::open(found.pid()?)?;
+        // It is still the process that was found.
+        let pid = found.pid()?;
         ensure!(
             source.is_tracked() || args.stop,
             "nothing tracks what process {pid} writes: start it with `pageone run`, or let it be stopped for the whole time with --stop"
         );
-        let program = program(pid).unwrap_or_else(|| "process".into());
+        let program = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+        let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+        let program = program.unwrap_or_else(|| "process".into());
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
         let name = args.name.clone().unwrap_or_else(|| format!("{program}-{pid}-{seconds}"));
         let opened = self.open()?;

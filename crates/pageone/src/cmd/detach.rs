@@ -1,6 +1,6 @@
 //! `pageone detach`: unmerges a client.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -9,15 +9,16 @@ use crate::paths;
 /// Options of `pageone detach`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Process that is to have its memory back
-    #[arg(value_name = "PID")]
-    pid: i32,
+    /// Process or guest that is to have its memory back
+    #[arg(value_name = "PID|NAME|UUID")]
+    target: String,
 }
 
 /// Detaches a client, and returns when its memory is its own again.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    let mut told = None;
-    let retained = control::client::detach(&paths::candidates(dir), args.pid, |pages, seconds| {
+    let target = guests::find(Path::new("/"), &args.target)?;
+    let (pid, mut told) = (target.pid()?, None);
+    let retained = control::client::detach(&paths::candidates(dir), pid, |pages, seconds| {
         // Once for each number of pages: the time runs by itself.
         if told.replace(pages) != Some(pages) {
             eprintln!(
@@ -25,7 +26,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             );
         }
     })?;
-    println!("process {} has its memory back", args.pid);
+    println!("process {pid} has its memory back");
     if retained > 0 {
         println!(
             "{retained} pages stay in mappings of the store: they are pinned, or written all the time; the program keeps them"

@@ -8,11 +8,12 @@ mod migration;
 mod text;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
 use control::DirtyStatus;
+use guests::Found;
 use serde::Serialize;
 
 use crate::paths;
@@ -23,8 +24,8 @@ use migration::{Link, Migration};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Clients to report [default: all]
-    #[arg(value_name = "PID")]
-    pids: Vec<i32>,
+    #[arg(value_name = "PID|NAME|UUID")]
+    targets: Vec<String>,
     /// Seconds between two reports
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     interval: f64,
@@ -72,13 +73,19 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     let link = args.bandwidth.map(|bandwidth| Link::new(bandwidth, args.downtime));
     let directories = paths::candidates(dir);
+    let find = |target: &String| guests::find(Path::new("/"), target);
+    let targets = args.targets.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    let ask = || -> Result<Vec<DirtyStatus>> {
+        let pids: Vec<i32> = targets.iter().map(Found::pid).collect::<Result<_, _>>()?;
+        Ok(control::client::dirty(&directories, &pids)?)
+    };
     // The daemon watches clients from the first request on.
-    control::client::dirty(&directories, &args.pids)?;
+    ask()?;
     let mut next = Instant::now();
     let mut reports = 0;
     while args.count.is_none_or(|count| reports < count) {
         next += Duration::from_secs_f64(args.interval);
-        let clients = watch_until(next, || Ok(control::client::dirty(&directories, &args.pids)?))?;
+        let clients = watch_until(next, ask)?;
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let clients = clients.into_iter().map(|status| Client::new(status, link.as_ref())).collect();
         print(&Report { time, clients }, args.json)?;

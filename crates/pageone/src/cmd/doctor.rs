@@ -32,6 +32,7 @@ mod report;
 
 use std::path::{Path, PathBuf};
 
+use ::guests::Found;
 use anyhow::{Result, ensure};
 
 use self::report::Report;
@@ -53,8 +54,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "fix")]
     apply: bool,
     /// Look at these processes only [default: every guest on this host]
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
-    pids: Vec<i32>,
+    #[arg(value_name = "PID|NAME|UUID")]
+    targets: Vec<String>,
 }
 
 /// Prints the checks.
@@ -64,17 +65,20 @@ pub(crate) struct Args {
 /// When something is in the way of merging, or a process does not exist: with [`Code::Failed`].
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let root = Path::new("/");
-    for pid in &args.pids {
+    let find = |target: &String| ::guests::find(root, target);
+    let targets = args.targets.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    let pids: Vec<i32> = targets.iter().map(Found::pid).collect::<Result<_, _>>()?;
+    for pid in &pids {
         let is_there = root.join(format!("proc/{pid}")).exists();
         ensure!(is_there, "there is no process {pid}; without a number `pageone doctor` looks at every guest");
     }
     let directories: Vec<PathBuf> = paths::candidates(dir).iter().map(std::path::absolute).collect::<Result<_, _>>()?;
-    let mut report = examine(root, &directories, &args.pids);
+    let mut report = examine(root, &directories, &pids);
     if args.fix {
         print!("{}", fix::script(&report));
     } else if args.apply {
         if fix::apply(&report) > 0 {
-            report = examine(root, &directories, &args.pids);
+            report = examine(root, &directories, &pids);
         }
         print!("{report}");
     } else if args.json {

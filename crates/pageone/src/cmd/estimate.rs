@@ -11,7 +11,8 @@ use crate::{Code, Coded};
 /// Options of `pageone estimate`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Number of a process, or path of a file or directory (write ./123 for a file of that name)
+    /// Number of a process, or path of a file or directory (write ./123 for a file of that name).
+    /// Where there is no such file, the name or UUID of a guest
     #[arg(value_name = "TARGET", required_unless_present = "qemu")]
     targets: Vec<String>,
     /// All QEMU guests of this host: their guest memory

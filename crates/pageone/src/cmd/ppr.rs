@@ -1,6 +1,6 @@
 //! `pageone ppr`: pauses and resumes the recycling of a guest's free pages.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -19,21 +19,24 @@ pub(crate) enum Command {
 /// The guest.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// QEMU's process, started by `pageone run --ppr`
-    #[arg(value_name = "PID")]
-    pid: i32,
+    /// QEMU's process or the guest's name, started by `pageone run --ppr`
+    #[arg(value_name = "PID|NAME|UUID")]
+    target: String,
 }
 
 /// Pauses or resumes.
 pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
     let directories = paths::candidates(dir);
+    let (Command::Pause(Args { target }) | Command::Resume(Args { target })) = command;
+    let target = guests::find(Path::new("/"), target)?;
+    let pid = target.pid()?;
     match command {
-        Command::Pause(Args { pid }) => {
-            control::client::pause(&directories, *pid)?;
+        Command::Pause(_) => {
+            control::client::pause(&directories, pid)?;
             println!("the guest of process {pid} marks nothing any more, and can be saved and migrated");
         }
-        Command::Resume(Args { pid }) => {
-            control::client::resume(&directories, *pid)?;
+        Command::Resume(_) => {
+            control::client::resume(&directories, pid)?;
             println!("the guest of process {pid} has its device, and marks free pages as soon as its module is there");
         }
     }

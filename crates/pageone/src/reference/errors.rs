@@ -13,7 +13,7 @@ use crate::exit::{Code, catalog};
 
 /// Crates whose errors reach the user of a command, in the order of the page. Their places give the
 /// first digits of codes: new ones come last.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 17] = [
     "control",
     "attach",
     "engine",
@@ -30,6 +30,7 @@ const CRATES: [&str; 16] = [
     "monitor",
     "snapshot",
     "qmp",
+    "guests",
 ];
 
 pub(super) fn page() -> String {

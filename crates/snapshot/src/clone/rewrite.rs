@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::disks::named;
 use crate::record::{Description, Disk};
-use crate::words::{Opt, options, parts, set_part};
+use guests::words::{Opt, options, parts, set_part};
 
 /// A clone's own image over a disk's.
 pub(super) fn overlay(directory: &Path, number: usize) -> PathBuf {

@@ -241,7 +241,9 @@ fn what_an_estimate_leaves_out_has_a_code_and_a_reason() {
     assert!(old.contains(": Linux 6.7 or later is needed (PAGEMAP_SCAN) [P0811]"), "{old}");
     let hidden = said(injected(dir, Some("/proc"), "openat:error=EMFILE", &["estimate", "--qemu"]));
     assert!(hidden.contains("--qemu: cannot list processes: "), "{hidden}");
+    let hidden = said(injected(dir, Some("/proc"), "openat:error=EMFILE", &["detach", "web-1"]));
+    assert!(hidden.contains("cannot list processes") && hidden.contains("[P1704]"), "{hidden}");
     // No process is seen at all.
     let none = said(injected(dir, Some("/proc"), "getdents64:retval=0", &["estimate", "--qemu"]));
-    assert!(none.contains("--qemu: no process named qemu-system-* runs here [P0813]"), "{none}");
+    assert!(none.contains("--qemu: no guest of QEMU runs here [P0813]"), "{none}");
 }

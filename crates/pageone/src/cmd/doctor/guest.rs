@@ -9,10 +9,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use control::{ClientState, ClientStatus, DomainStatus, RefusedStatus, Status};
+use guests::words::{self, property};
+use guests::{Guest as Found, Kind};
 use kmem::pageonefs::MountInfo;
 
 use super::denied::{self, Denial};
-use super::guests::{Found, Kind};
 use super::memory::{self, Memory};
 use super::process::{self, Identity, Process};
 use super::report::{Check, Guest, Verdict};
@@ -68,7 +69,7 @@ pub(super) fn examine(world: &World<'_>, found: &Found) -> Guest {
             .filter(|check| check.verdict == Verdict::Blocks)
             .for_each(|check| check.verdict = Verdict::Note);
     }
-    Guest { pid: found.pid, name: facts.name(), by: found.by.clone(), checks }
+    Guest { pid: found.pid, name: facts.name(), by: found.by.join(", "), checks }
 }
 
 impl<'a> Facts<'a> {
@@ -98,7 +99,7 @@ impl<'a> Facts<'a> {
     /// The name that its manager or its command line gives it.
     fn given_name(&self) -> Option<&str> {
         let known = self.client.and_then(|(_, client)| client.guest_name.as_deref());
-        known.or_else(|| name_in(&self.arguments))
+        known.or_else(|| words::name(&self.arguments))
     }
 
     fn name(&self) -> String {
@@ -125,7 +126,7 @@ impl<'a> Facts<'a> {
 
     /// Whether its owner does not want it merged: `<nosharepages/>`, Proxmox' `allow-ksm`.
     fn opts_out(&self) -> bool {
-        let value = process::property(&self.arguments, "machine", "mem-merge");
+        let value = property(&self.arguments, "machine", "mem-merge");
         self.kind == Kind::Qemu && matches!(value, Some("off" | "no" | "n" | "false"))
     }
 
@@ -276,16 +277,6 @@ fn of_client(client: &ClientStatus) -> Check {
             "its agent does not answer: let the program go on if it is stopped, else start it again",
         ),
     }
-}
-
-/// The name of a guest on QEMU's command line: `-name guest=web`, or `-name web`.
-fn name_in(arguments: &[String]) -> Option<&str> {
-    let bare = || {
-        let at = arguments.iter().position(|word| word == "-name")?;
-        let first = arguments.get(at + 1)?.split(',').next()?;
-        (!first.contains('=')).then_some(first)
-    };
-    process::property(arguments, "name", "guest").or_else(bare)
 }
 
 /// A word for a shell.

@@ -69,8 +69,7 @@ impl<'a> Process<'a> {
     }
 
     pub(super) fn arguments(&self) -> Vec<String> {
-        let text = self.text("cmdline").unwrap_or_default();
-        text.split_terminator('\0').map(str::to_owned).collect()
+        guests::words(self.root, self.pid).unwrap_or_default()
     }
 
     /// A variable of the environment that it was started with.
@@ -160,40 +159,18 @@ fn parse(text: &str) -> Identity {
     }
 }
 
-/// The value of a property of an option of QEMU: `-machine q35,mem-merge=off`. Of several the last
-/// counts.
-pub(super) fn property<'a>(arguments: &'a [String], option: &str, name: &str) -> Option<&'a str> {
-    let is_it =
-        |word: &str| word.strip_prefix('-').is_some_and(|word| word.strip_prefix('-').unwrap_or(word) == option);
-    let values = arguments.windows(2).filter(|pair| is_it(&pair[0])).flat_map(|pair| pair[1].split(','));
-    values.filter_map(|value| value.strip_prefix(name)?.strip_prefix('=')).next_back()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_status_and_a_command_line_are_understood() {
+    fn a_status_is_understood() {
         let text = "Name:\tqemu\nUid:\t0\t64055\t0\t0\nGid:\t0\t108\t0\t0\nGroups:\t36 108 \nVmPin:\t  4 kB\nVmLck:\t8 kB\n\
                     CapEff:\t0000000000080002\nSeccomp:\t2\nSeccomp_filters:\t3\n";
         let identity = parse(text);
         assert_eq!((identity.uid, identity.gid, &identity.groups[..]), (64055, 108, &[36, 108][..]));
         assert!(identity.has(CAP_SYS_PTRACE) && identity.has(CAP_DAC_OVERRIDE) && !identity.has(CAP_CHOWN));
         assert_eq!((identity.filters, identity.locked, identity.pinned), (3, 8192, 4096));
-        let words = [
-            "qemu",
-            "-machine",
-            "q35,mem-merge=on",
-            "--machine",
-            "mem-merge=off",
-            "-name",
-            "guest=web,debug-threads=on",
-        ];
-        let words = words.map(str::to_owned);
-        assert_eq!(property(&words, "machine", "mem-merge"), Some("off"));
-        assert_eq!(property(&words, "name", "guest"), Some("web"));
-        assert_eq!(property(&words, "m", "size"), None);
     }
 
     #[test]

@@ -45,14 +45,10 @@ fn targets(out: &mut String, report: &Report, unit: &str) -> Result {
         "unique"
     )?;
     for one in &report.targets {
-        let name = match &one.program {
-            Some(program) => format!("{} {program}", one.target),
-            None => one.target.clone(),
-        };
         writeln!(
             out,
             "{:<32} {:>9} {:>12} {:>12} {:>14} {:>14} {:>12}",
-            short(&name, 32),
+            short(&title(report, &one.target), 32),
             mib(report, one.chunks),
             one.chunks,
             one.zero,
@@ -64,6 +60,15 @@ fn targets(out: &mut String, report: &Report, unit: &str) -> Result {
     Ok(())
 }
 
+/// A target as people call it: with its guest's name, or its program's.
+fn title(report: &Report, target: &str) -> String {
+    let one = report.targets.iter().find(|one| one.target == target);
+    match one.and_then(|one| one.guest.as_ref().or(one.program.as_ref())) {
+        Some(name) if name != target => format!("{target} {}", monitor::view::printable(name)),
+        _ => target.into(),
+    }
+}
+
 /// What pairs of targets have in common.
 fn pairs(out: &mut String, report: &Report, unit: &str) -> Result {
     if report.pairs.is_empty() {
@@ -71,7 +76,7 @@ fn pairs(out: &mut String, report: &Report, unit: &str) -> Result {
     }
     writeln!(out, "\nin common, {unit} (each content once)")?;
     for pair in report.pairs.iter().take(PAIRS) {
-        let (a, b) = (short(&pair.a, 40), short(&pair.b, 40));
+        let (a, b) = (short(&title(report, &pair.a), 40), short(&title(report, &pair.b), 40));
         writeln!(out, "  {:>12} {:>7} MiB  {a} + {b}", pair.chunks, mib(report, pair.chunks))?;
     }
     if report.pairs.len() > PAIRS {

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use guests::is_qemu;
+use guests::words::options;
 use kmem::pageonefs::MountInfo;
 use rustix::fs::Access;
-use snapshot::words::{is_qemu, options};
 
 use crate::paths;
 

@@ -25,10 +25,11 @@ use std::process::Command;
 use std::ptr::NonNull;
 
 use anyhow::{Context, Result, ensure};
+use guests::is_qemu;
+use guests::words::{DEFAULT_MEMORY, parse_size};
 use kmem::memfd;
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use snapshot::words::{DEFAULT_MEMORY, is_qemu, parse_size};
 use wire::recycle::{
     ENV_FILE_POOL, ENV_FILE_QMP, ENV_POOL, ENV_QMP, QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT, QEMU_QMP,
 };

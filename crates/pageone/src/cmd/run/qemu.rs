@@ -6,7 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::process::Command;
 
-use snapshot::words::is_qemu;
+use guests::is_qemu;
 
 /// The words of a command line, each with the option that it follows, without dashes.
 pub(super) fn words(arguments: &[OsString]) -> impl Iterator<Item = (String, String)> {

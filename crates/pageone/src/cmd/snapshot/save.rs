@@ -1,6 +1,6 @@
 //! `pageone snapshot save`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -10,7 +10,7 @@ use serde_json::json;
 use snapshot::save::{Guest, Options, SaveError};
 
 use super::recycling;
-use crate::cmd::checkpoint::{Daemon, explain, find_process};
+use crate::cmd::checkpoint::{Daemon, explain};
 use crate::cmd::pool::{Names, size};
 use crate::paths;
 
@@ -19,9 +19,8 @@ use crate::paths;
 pub(crate) struct Args {
     #[command(flatten)]
     names: Names,
-    /// The guest's process, or the name that it was started by (the last part of its program's
-    /// path)
-    #[arg(value_name = "PID|NAME")]
+    /// The guest's process, name or UUID, or the name of its program (the last part of its path)
+    #[arg(value_name = "PID|NAME|UUID")]
     target: String,
     /// Pool: a name, or the path of its capacity class
     #[arg(long, value_name = "POOL")]
@@ -43,7 +42,8 @@ pub(crate) struct Args {
 /// Stores a guest.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (start, mut phases) = (Instant::now(), Phases::new());
-    let pid = find_process(&args.target)?;
+    let target = guests::find(Path::new("/"), &args.target)?;
+    let pid = target.pid()?;
     snapshot::save::wait_until_loaded(pid);
     let _unplugged = recycling::unplug(pid, dir.as_deref())?;
     phases.end("unplug");

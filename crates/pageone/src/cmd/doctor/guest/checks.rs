@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use guests::{Kind, words};
+
 use super::super::denied;
 use super::super::device::{Device, Way};
-use super::super::guests::Kind;
 use super::super::process::Process;
 use super::super::report::Check;
 use super::Facts;
@@ -45,7 +46,7 @@ impl Facts<'_> {
         let mut names: Vec<String> = others
             .map(|other| {
                 let arguments = Process::new(self.world.root, other.pid).arguments();
-                let name = other.guest_name.as_deref().or_else(|| super::name_in(&arguments)).unwrap_or(&other.name);
+                let name = other.guest_name.as_deref().or_else(|| words::name(&arguments)).unwrap_or(&other.name);
                 format!("{name} ({})", other.pid)
             })
             .collect();

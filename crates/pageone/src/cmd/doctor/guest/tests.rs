@@ -62,7 +62,8 @@ impl Made {
     }
 
     fn look(&self, status: Option<&Status>) -> Guest {
-        let found = Found { pid: PID, kind: Kind::Qemu, by: "made".into() };
+        let program = "qemu-system-x86_64".to_owned();
+        let found = Found { pid: PID, kind: Kind::Qemu, program, name: None, uuid: None, by: vec!["made".into()] };
         let directories = [PathBuf::from("/run/pageone")];
         examine(&World::new(self.root.path(), &directories, status), &found)
     }

@@ -1,10 +1,7 @@
-//! QEMU's command line: words that say what a guest is made of.
+//! QEMU's command line: words that say how a guest is called, and what it is made of.
 //!
 //! QEMU's options begin with one or two dashes, and most have a value in the next word, which
 //! consists of parts with commas between them. A comma in a part is written twice.
-
-use std::ffi::OsStr;
-use std::path::Path;
 
 /// Bytes of memory that QEMU gives a guest without `-m`.
 pub const DEFAULT_MEMORY: u64 = 128 << 20;
@@ -51,10 +48,34 @@ pub fn options(words: &[String]) -> impl Iterator<Item = Opt<'_>> {
     })
 }
 
-/// Whether a program is a QEMU for x86-64 guests, by its name.
-pub fn is_qemu(program: &OsStr) -> bool {
-    let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
-    name.starts_with("qemu-system-x86_64") || name.starts_with("qemu-kvm") || name == "kvm"
+/// The value of an option; of several the last counts. Some begin with a dash.
+pub fn value<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
+    let at = options(words).filter(|option| option.name == name).last()?.at;
+    words.get(at + 1).map(String::as_str)
+}
+
+/// The value of a part `key=value` of an option: `-machine q35,mem-merge=off`. Of several the last
+/// counts.
+pub fn property<'a>(words: &'a [String], option: &str, key: &str) -> Option<&'a str> {
+    options(words).filter(|one| one.name == option).filter_map(|one| one.part(key)).last()
+}
+
+/// A guest's name: `-name web`, `-name guest=web,debug-threads=on`.
+pub fn name(words: &[String]) -> Option<&str> {
+    let all = value(words, "name")?;
+    let named = parts(all).filter_map(|part| part.strip_prefix("guest=")).last();
+    named.or_else(|| parts(all).next().filter(|first| !first.contains('=')))
+}
+
+/// A guest's UUID.
+pub fn uuid(words: &[String]) -> Option<&str> {
+    value(words, "uuid")
+}
+
+/// Whether QEMU has the machine `none`, as libvirt starts it to ask what it can do.
+pub(crate) fn is_probe(words: &[String]) -> bool {
+    let machines = options(words).filter(|option| matches!(option.name, "machine" | "M"));
+    machines.map(|machine| machine.first()).any(|first| matches!(first, "none" | "type=none"))
 }
 
 /// A size as QEMU reads it: MiB, or with a suffix.
@@ -108,5 +129,15 @@ mod tests {
         assert_eq!((device.first(), device.part("mac"), device.part("ma")), ("virtio-net-pci", Some("1"), None));
         assert_eq!(set_part(net, "mac", "2"), "virtio-net-pci,mac=2,netdev=n");
         assert_eq!(set_part("a", "mac", "2"), "a,mac=2");
+    }
+
+    #[test]
+    fn the_last_of_several_properties_counts() {
+        let line = words("qemu -machine q35,mem-merge=on --machine mem-merge=off -name guest=web,debug-threads=on");
+        assert_eq!(
+            (property(&line, "machine", "mem-merge"), property(&line, "name", "guest")),
+            (Some("off"), Some("web"))
+        );
+        assert_eq!((property(&line, "m", "size"), name(&line), uuid(&line)), (None, Some("web"), None));
     }
 }

@@ -3,4 +3,5 @@
 
 pub(crate) mod content;
 pub(crate) mod ledger;
+pub(crate) mod merge;
 pub(crate) mod recycle;

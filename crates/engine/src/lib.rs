@@ -19,12 +19,14 @@
 //! |---|---|
 //! | `report` | status and dirty rates, and the answers to the control socket |
 //! | `daemon` | the engine, the event loop, handshakes, taking clients back, freezing |
+//! | `backend/lend` | what clients and files share; only this names both back ends |
 //! | `backend/agent`, `backend/module` | what merges: agents in clients, the kernel's module for files |
 //! | `world` | what all threads share: clients, domains, the workers' queue |
 //! | `client` | one client: connection, batches under way, requests to it, changes |
 //! | `core/recycle` | guests' free pages: where their RAM lies, their device |
 //! | `core/ledger` | one region: what is known of each page, and how long it has been clean |
 //! | `store` | the frames of a domain, and compaction |
+//! | `core/merge` | a pass, whichever back end |
 //! | `core/content` | the index of contents |
 //! | `tenants` | what manages a client, and the tenant that it belongs to |
 //! | `pace`, `config` | clocks and limits; settings |

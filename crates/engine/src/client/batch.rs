@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use wire::{PageNo, RegionId, Run};
 
 use crate::core::content::frame::Frame;
+use crate::core::merge::predict::Follows;
 
 /// What a planned page is to be merged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,11 +14,20 @@ pub(crate) enum Target {
     Zero,
 }
 
-impl Target {
-    /// The target of the next page, in a run.
-    pub(crate) fn next(self) -> Self {
+impl Follows for Target {
+    const NONE: Self = Target::Zero;
+
+    fn step_to(self, next: Self) -> Option<u32> {
+        match (self, next) {
+            (Target::Frame(frame), Target::Frame(next)) if next.0 == frame.0 + 1 => Some(1),
+            (Target::Zero, Target::Zero) => Some(0),
+            _ => None,
+        }
+    }
+
+    fn stepped(self, step: u32) -> Self {
         match self {
-            Target::Frame(frame) => Target::Frame(Frame(frame.0 + 1)),
+            Target::Frame(frame) => Target::Frame(Frame(frame.0 + step)),
             Target::Zero => Target::Zero,
         }
     }

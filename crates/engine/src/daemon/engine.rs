@@ -11,6 +11,7 @@ use kmem::seqpacket::Listener;
 use parking_lot::Mutex;
 
 use crate::backend::agent::pass::{self, Buffers};
+use crate::backend::lend;
 use crate::backend::module::Files;
 use crate::client::Client;
 use crate::config::{Changes, Config};
@@ -110,7 +111,7 @@ impl Engine {
             let reaper = spawn("reaper", move || gone.iter().for_each(|client| client.reap()))?;
             workers.threads.lock().push((None, reaper));
             let (of_files, of_engine) = (files.clone(), shared.clone());
-            workers.threads.lock().push((None, spawn("files", move || of_files.run(&of_engine))?));
+            workers.threads.lock().push((None, spawn("files", move || lend::run(&of_files, &of_engine))?));
             let (of_files, of_engine) = (files.clone(), shared.clone());
             workers.threads.lock().push((None, spawn("files-recycle", move || of_files.recycle(&of_engine))?));
             spawn("service", move || service.run())

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus};
 use kmem::pageonefs::Plain;
 
-use crate::backend::module::{File, OfMount};
+use crate::backend::module::File;
+use crate::backend::module::mounts::OfMount;
 use crate::report::why::{Known, why};
 
 const PAGE: i64 = kmem::PAGE_SIZE as i64;

@@ -284,10 +284,9 @@ impl Domain {
         forgotten.into_iter().flatten().for_each(|frame| self.release(Frame(frame), false));
     }
 
-    /// Files of mounts with the domain's name hold these contents. `None`: there are no such
-    /// mounts.
-    pub(crate) fn set_files(&self, files: Option<Weak<dyn InFiles>>) {
-        *self.files.lock() = files;
+    /// Files of mounts with the domain's name hold these contents.
+    pub(crate) fn set_files(&self, files: Weak<dyn InFiles>) {
+        *self.files.lock() = Some(files);
     }
 
     /// Whether a page of a file has the content that a new page of a client has, and frames of the

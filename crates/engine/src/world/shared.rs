@@ -15,6 +15,7 @@ use crate::client::requests::Request;
 use crate::config::{Changes, Config};
 use crate::core::content::frame::Frame;
 use crate::core::content::index::{ClientId, MAX_CLIENTS, Sighting};
+use crate::core::merge::pass::Pace;
 use crate::pace::Pacer;
 use crate::store::domain::{Domain, DomainError, DomainKey};
 use crate::users::Users;
@@ -176,6 +177,11 @@ impl Shared {
     /// Whether the threads are to end.
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Relaxed)
+    }
+
+    /// The pace of a user's work.
+    pub(crate) fn pace(&self, user: u32) -> Pace<'_> {
+        Pace { pacer: &self.pacer, user, stop: &self.stop }
     }
 
     pub(crate) fn client(&self, number: ClientId) -> Option<Arc<Client>> {

@@ -304,10 +304,9 @@ fn pieces<'b>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::module::Contents;
     use crate::client::scanning::tests::client;
     use crate::config::Config;
-    use crate::core::content::seed::Seed;
+    use crate::store::domain::InFiles;
     use crate::world::state_file::StateFile;
 
     #[test]
@@ -327,6 +326,15 @@ mod tests {
         assert_eq!(pieces(&[], &[], &[], 3).count(), 0, "nothing was read");
     }
 
+    /// Files that have a content with this digest.
+    struct Files(u64);
+
+    impl InFiles for Files {
+        fn has(&self, digest: u64) -> bool {
+            digest == self.0
+        }
+    }
+
     #[test]
     fn a_page_whose_content_files_have_becomes_a_frame_at_once() {
         let directory = tempfile::tempdir().unwrap();
@@ -344,10 +352,9 @@ mod tests {
             lookup.verdicts.iter().map(|&(_, verdict)| verdict).collect::<Vec<_>>()
         };
         assert!(matches!(verdicts(&[[9; PAGE_SIZE]])[..], [Verdict::First(_)]), "there are no files");
-        let seed = Seed::of(&domain.key.to_string());
-        let files = Arc::new(Contents::sighted(seed, &[kmem::pageonefs::digest_of(digests[1])]));
-        let weak: std::sync::Weak<Contents> = Arc::downgrade(&files);
-        domain.set_files(Some(weak));
+        let files = Arc::new(Files(kmem::pageonefs::digest_of(digests[1])));
+        let weak: std::sync::Weak<Files> = Arc::downgrade(&files);
+        domain.set_files(weak);
         let [Verdict::First(_), Verdict::Merge(Target::Frame(frame))] = verdicts(&bytes)[..] else { panic!("other") };
         assert_eq!((domain.store.users(frame), domain.index.len()), (1, 3));
         assert!(!domain.is_in_files(domain.digest(&bytes[1])), "the store turned out not to be lent");

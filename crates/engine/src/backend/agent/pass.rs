@@ -18,14 +18,17 @@ use wire::{PageNo, RegionId, Run};
 
 use super::lookup::Lookup;
 use super::plan::Plan;
-use super::predict::Prediction;
+use super::predict::{nodes, plan_ahead};
 use super::read::{Picked, Reader, Unreadable};
 use super::requests::{self, Unserved};
 use super::send::{self, Gone};
 use super::{moves, period, read};
 use crate::client::Client;
+use crate::client::batch::Target;
 use crate::config::bounds::TURN;
 use crate::core::content::index::ClientId;
+use crate::core::merge::pass::{self, Steps};
+use crate::core::merge::predict::Prediction;
 use crate::store::GrowError;
 use crate::world::shared::Shared;
 
@@ -143,7 +146,7 @@ struct Pass<'a> {
     client: &'a Arc<Client>,
     began: Instant,
     reader: Reader<'a>,
-    prediction: Prediction,
+    prediction: Prediction<Target>,
     lookup: Lookup<'a>,
 }
 
@@ -182,42 +185,13 @@ impl<'a> Pass<'a> {
 
     /// Takes the candidates of some pages of a region through all stages.
     fn read_range(&mut self, id: RegionId, pages: Run, buffers: &mut Buffers) -> Result<(), Stop> {
-        let mut plan = Plan::default();
-        let mut from = pages.page;
         self.prediction = Prediction::default();
         self.reader.forget_ahead();
-        while !self.shared.stopping() {
-            self.shared.pacer.pause(self.client.user.uid, || self.shared.stopping());
-            if plan.runs.is_empty() && self.client.is_full() {
-                return Err(Stop::Full);
-            }
-            if self.began.elapsed() > TURN && self.shared.queue.others_wait(self.client.user.uid) {
-                send::send(self.shared, self.client, id, plan)?;
-                return Err(Stop::Turn);
-            }
-            let Some((predicted, picked)) = self.pick(id, Run::between(from, pages.end()), &mut plan, buffers) else {
-                break;
-            };
-            let taken = u64::from(predicted) + buffers.picked() as u64;
-            self.shared.pacer.took(self.client.user.uid, taken);
-            let Some(picked) = picked else {
-                send::undo(self.client, id, &plan.runs, false);
-                return Err(Stop::Client);
-            };
-            let Some(last) = picked.last else { break };
-            from = last + 1;
-            self.reader.exchange(id, picked, buffers);
-            let result = self.take_chunks(id, &mut plan, buffers);
-            self.lookup.requests.serve_long_run(self.shared, self.client);
-            if let Err(stop) = result {
-                send::send(self.shared, self.client, id, plan)?;
-                return Err(stop);
-            }
-            if plan.is_full() {
-                send::send(self.shared, self.client, id, std::mem::take(&mut plan))?;
-            }
-        }
-        Ok(send::send(self.shared, self.client, id, plan)?)
+        let (shared, client) = (self.shared, self.client);
+        let mut range = OfRange { pass: self, id, end: pages.end(), plan: Plan::default(), buffers };
+        let result = pass::run(&mut range, &shared.pace(client.user.uid), pages.page);
+        send::send(shared, client, id, range.plan)?;
+        result
     }
 
     /// Predicts, and picks the next candidates of a region in `range`. Returns how many pages were
@@ -230,15 +204,14 @@ impl<'a> Pass<'a> {
         plan: &mut Plan,
         buffers: &mut Buffers,
     ) -> Option<(u32, Option<Picked>)> {
-        let follows = range.page == self.prediction.page + 1;
-        let nodes = if follows { self.prediction.nodes(self.client, id, range.end()) } else { None };
+        let nodes = nodes(&self.prediction, self.client, id, range);
         let mut state = self.client.state();
         let goes_on = state.link.is_up() && !state.tracking.is_frozen() && state.refusals.why().is_none();
         let is_idle = state.flight.is_empty();
         let region = state.regions.get_mut(&id)?;
-        let predicted = match follows {
-            true => self.prediction.plan_ahead(self.client, region, range.end(), nodes.as_deref(), plan),
-            false => 0,
+        let predicted = match self.prediction.reach(range.page) {
+            0 => 0,
+            _ => plan_ahead(&mut self.prediction, self.client, region, range, nodes.as_deref(), plan),
         };
         let picked = self.reader.pick(region, range, predicted, is_idle, buffers);
         Some((predicted, goes_on.then_some(picked)))
@@ -261,5 +234,52 @@ impl<'a> Pass<'a> {
         }
         self.reader.were_new(self.lookup.firsts, buffers);
         Ok(())
+    }
+}
+
+/// The candidates of some pages of a region.
+struct OfRange<'p, 'a> {
+    pass: &'p mut Pass<'a>,
+    id: RegionId,
+    end: PageNo,
+    plan: Plan,
+    buffers: &'p mut Buffers,
+}
+
+impl Steps for OfRange<'_, '_> {
+    /// `None`: the client is not to be merged now.
+    type Next = Option<Picked>;
+    type Stop = Stop;
+
+    fn next(&mut self, from: PageNo) -> Result<Option<(Option<Picked>, u64)>, Stop> {
+        let &mut Pass { shared, client, began, .. } = self.pass;
+        if self.plan.runs.is_empty() && client.is_full() {
+            return Err(Stop::Full);
+        }
+        if began.elapsed() > TURN && shared.queue.others_wait(client.user.uid) {
+            return Err(Stop::Turn);
+        }
+        let range = Run::between(from, self.end);
+        let Some((predicted, picked)) = self.pass.pick(self.id, range, &mut self.plan, self.buffers) else {
+            return Ok(None);
+        };
+        Ok(Some((picked, u64::from(predicted) + self.buffers.picked() as u64)))
+    }
+
+    fn merge(&mut self, picked: Option<Picked>) -> Result<Option<PageNo>, Stop> {
+        let Self { pass, id, plan, buffers, .. } = self;
+        let Some(picked) = picked else {
+            send::undo(pass.client, *id, &std::mem::take(plan).runs, false);
+            return Err(Stop::Client);
+        };
+        let Some(last) = picked.last else { return Ok(None) };
+        pass.reader.exchange(*id, picked, buffers);
+        let result = pass.take_chunks(*id, plan, buffers);
+        pass.lookup.requests.serve_long_run(pass.shared, pass.client);
+        result?;
+        if plan.is_full() {
+            send::send(pass.shared, pass.client, *id, std::mem::take(plan))?;
+        }
+        Ok(Some(last + 1))
     }
 }

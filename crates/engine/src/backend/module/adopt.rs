@@ -7,15 +7,14 @@ use kmem::pageonefs::Page;
 use rustix::io::Errno;
 use wire::PageNo;
 
-use super::file::{File, merged};
-use super::merge::{CHUNK, digest};
-use crate::core::content::index::{Place, Seen};
+use super::file::{CHUNK, Digests, File, Kind};
+use crate::core::content::index::{Content, Place, Seen};
 use crate::core::ledger::Entry;
 
 /// The handles of contents, by the kernel's handles of their frames.
 pub(super) type Known = HashMap<u64, u32>;
 
-impl File {
+impl<K: Kind> File<K> {
     /// Enters the pages that are merged into the ledger, and their contents into the index. `pause`
     /// is called before each chunk: the kernel digests the private pages in it, too.
     ///
@@ -28,7 +27,7 @@ impl File {
             pause();
             let end = from.saturating_add(CHUNK as u32).min(pages);
             let chunk: Vec<PageNo> = (from..end).map(PageNo).collect();
-            let words = digest(self, &chunk, false)?;
+            let words = self.digest(&chunk, Digests::Private)?;
             let used = chunk.iter().zip(words).filter_map(|(&page, word)| match Page::from_word(word) {
                 Page::Frame(frame) => Some((page, frame)),
                 _ => None,
@@ -51,7 +50,7 @@ impl File {
         new.sort_unstable();
         let pages: Vec<PageNo> = new.iter().map(|&(page, _)| page).collect();
         let index = &self.contents.index;
-        for ((_, frame), word) in new.into_iter().zip(digest(self, &pages, true)?) {
+        for ((_, frame), word) in new.into_iter().zip(self.digest(&pages, Digests::All)?) {
             let Page::Digest(digest) = Page::from_word(word) else { continue };
             match index.see(digest, Place::Below(frame)) {
                 Some(Seen::First(handle)) => drop(known.insert(frame, handle)),
@@ -71,7 +70,7 @@ impl File {
             if let Some(&handle) = known.get(&frame)
                 && self.contents.enter(handle)
             {
-                let before: Entry = state.region.set(page, merged(handle));
+                let before = state.region.set(page, Entry::Merged(Content(handle)));
                 self.drop_entry(page, before);
             } else {
                 // The page of the frame that was digested has changed just now.

@@ -5,10 +5,9 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::loans::Loans;
+use super::neighbour::Neighbour;
 use crate::core::content::index::{Index, Place, Sighting};
 use crate::core::content::seed::Seed;
-use crate::store::domain::Domain;
 
 /// Counts in a chunk, which is allocated as a whole: 256 KiB.
 const CHUNK: u32 = 1 << 16;
@@ -19,47 +18,41 @@ const LEAVING: u32 = u32::MAX;
 
 /// The contents of the files of mounts with one domain.
 pub(crate) struct Contents {
-    pub(super) index: Index,
+    pub(crate) index: Index,
     /// Pages that use each content, by its handle.
     users: Box<[OnceLock<Box<[AtomicU32]>>]>,
     /// Of the digests: that of the clients' domain with the same name.
-    pub(super) seed: Seed,
-    /// What stores lend.
-    pub(super) loans: Loans,
-    /// The clients' domain with the same name.
-    clients: Mutex<Weak<Domain>>,
+    pub(crate) seed: Seed,
+    /// The clients of the domain with the same name.
+    neighbour: Mutex<Option<Weak<dyn Neighbour>>>,
 }
 
 impl Contents {
     /// `seed`: of the digests.
-    pub(super) fn new(seed: Seed) -> Self {
+    pub(crate) fn new(seed: Seed) -> Self {
         Self {
             index: Index::new(),
             users: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
             seed,
-            loans: Loans::default(),
-            clients: Mutex::default(),
+            neighbour: Mutex::default(),
         }
     }
 
-    /// Clients have a domain with the same name.
-    pub(super) fn set_clients(&self, domain: &Arc<Domain>) {
-        *self.clients.lock() = Arc::downgrade(domain);
+    /// There are clients with the same name.
+    pub(crate) fn set_neighbour(&self, neighbour: Weak<dyn Neighbour>) {
+        *self.neighbour.lock() = Some(neighbour);
     }
 
-    /// The clients' domain with the same name, if there is one.
-    pub(super) fn clients(&self) -> Option<Arc<Domain>> {
-        self.clients.lock().upgrade()
+    /// The clients with the same name, if there are any.
+    pub(super) fn neighbour(&self) -> Option<Arc<dyn Neighbour>> {
+        self.neighbour.lock().as_ref()?.upgrade()
     }
 
-    /// Contents that were sighted in a file.
-    #[cfg(test)]
-    pub(crate) fn sighted(seed: Seed, digests: &[u64]) -> Self {
-        let (contents, there) = (Self::new(seed), Sighting::default());
-        for &digest in digests {
-            contents.index.see(digest, Place::Sighted(there));
+    /// These contents, by their handles, have frames that were made of files' pages.
+    pub(super) fn framed(&self, frames: &[(u32, u64)]) {
+        if let Some(neighbour) = self.neighbour().filter(|_| !frames.is_empty()) {
+            neighbour.framed(frames);
         }
-        contents
     }
 
     fn users(&self, handle: u32) -> Option<&AtomicU32> {
@@ -69,21 +62,21 @@ impl Contents {
     }
 
     /// How many pages use the content.
-    pub(super) fn users_of(&self, handle: u32) -> u32 {
+    pub(crate) fn users_of(&self, handle: u32) -> u32 {
         let users = self.users(handle).map_or(0, |users| users.load(Acquire));
         if users == LEAVING { 0 } else { users }
     }
 
     /// One more page uses the content, which is not forgotten from then on. `false`: it is being
     /// forgotten. It may have been before: the index tells.
-    pub(super) fn enter(&self, handle: u32) -> bool {
+    pub(crate) fn enter(&self, handle: u32) -> bool {
         let more = |users: u32| (users < LEAVING - 1).then(|| users + 1);
         self.users(handle).is_some_and(|users| users.fetch_update(AcqRel, Acquire, more).is_ok())
     }
 
     /// A page uses the content no more. The last one takes it out of the index, unless it is only
     /// sighted: the kernel has freed its frame, or is about to.
-    pub(super) fn leave(&self, handle: u32) {
+    pub(crate) fn leave(&self, handle: u32) {
         let Some(users) = self.users(handle) else { return };
         let less = |users: u32| match users {
             0 | LEAVING => None,

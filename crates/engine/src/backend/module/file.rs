@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use kmem::pageonefs::{File as Listed, Plain};
+use kmem::pageonefs::{Ask, File as Listed, Plain};
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use wire::{PageNo, RegionId, Run};
 
 use super::contents::Contents;
 use super::kernel::Kernel;
 use super::owner::Owner;
 use crate::client::recycling::Recycling;
-use crate::core::content::frame::Frame;
-use crate::core::content::index::{ClientId, Sighting};
+use crate::core::content::index::{ClientId, Content, Place, Sighting};
 use crate::core::ledger::{Entry, LedgerError, Region};
 
 /// Sums over a file's life.
@@ -39,9 +39,8 @@ impl std::ops::AddAssign for Totals {
 
 /// What changes of a file.
 pub(crate) struct State {
-    /// What is known of its pages. [`Entry::Merged`] holds the *handle* of a content in the index,
-    /// where clients' ledgers have a frame of the store: which frame it is, the kernel knows.
-    pub(crate) region: Region,
+    /// What is known of its pages: which contents they have. Which frame that is, the kernel knows.
+    pub(crate) region: Region<Content>,
     pub(crate) totals: Totals,
     /// For each word of dirty bits whether the last harvest of it found all of them.
     pub(super) all_written: Vec<bool>,
@@ -53,35 +52,60 @@ pub(crate) struct State {
     pub(crate) recycling: Option<Arc<Mutex<Recycling>>>,
 }
 
+/// Pages that are digested and merged together: those of one call's result, 4 KiB.
+pub(crate) const CHUNK: usize = 512;
+
+/// Whose file it is, and so what else is to be done where its pages become frames.
+pub(crate) trait Kind: Send + Sync {
+    /// A page is about to become the frame of this content. `false`: another page is that.
+    fn begin(&self, handle: u32, there: Sighting) -> bool;
+
+    /// The page is the frame of the content.
+    fn made(&self, contents: &Contents, handle: u32, there: Sighting, frame: u64);
+
+    /// The page uses the content no more, or has not become its frame.
+    fn left(&self, handle: u32, there: Sighting);
+}
+
+/// It is a mount's.
+pub(crate) struct Mounted;
+
+impl Kind for Mounted {
+    fn begin(&self, _: u32, _: Sighting) -> bool {
+        true
+    }
+
+    fn made(&self, contents: &Contents, handle: u32, there: Sighting, frame: u64) {
+        contents.index.change(handle, Place::Sighted(there), Place::Below(frame));
+    }
+
+    fn left(&self, _: u32, _: Sighting) {}
+}
+
 /// A file under management.
-pub(crate) struct File {
+pub(crate) struct File<K = Mounted> {
     /// The kernel's id.
-    pub(super) id: u64,
+    pub(crate) id: u64,
     /// Its number in the index, below 2^16.
-    pub(super) number: ClientId,
+    pub(crate) number: ClientId,
     pub(crate) inode: u64,
     /// In bytes; another length makes another file of it.
     pub(super) size: u64,
-    pub(super) contents: Arc<Contents>,
-    /// It is a segment of a store: its pages are lent, and merged with no frame.
-    pub(super) lends: bool,
-    pub(super) kernel: Arc<dyn Kernel>,
+    pub(crate) contents: Arc<Contents>,
+    pub(crate) kernel: Arc<dyn Kernel>,
+    pub(crate) kind: K,
     state: Mutex<State>,
 }
 
-/// An entry of a page that is merged with the content behind this handle.
-pub(super) fn merged(handle: u32) -> Entry {
-    Entry::Merged(Frame(handle))
-}
-
-impl File {
+impl<K: Kind> File<K> {
     /// # Errors
     /// There is no memory for its ledger, or it is too long for one.
-    pub(super) fn new(
+    pub(crate) fn new(
         listed: &Listed,
         number: ClientId,
         contents: Arc<Contents>,
         kernel: Arc<dyn Kernel>,
+        kind: K,
     ) -> Result<Self, LedgerError> {
         let pages = u32::try_from(listed.size.div_ceil(kmem::PAGE_SIZE as u64)).unwrap_or(u32::MAX);
         let state = State {
@@ -92,22 +116,8 @@ impl File {
             owner: None,
             recycling: None,
         };
-        Ok(Self {
-            id: listed.id,
-            number,
-            inode: listed.inode,
-            size: listed.size,
-            contents,
-            lends: false,
-            kernel,
-            state: Mutex::new(state),
-        })
-    }
-
-    /// It is a segment of a store.
-    pub(super) fn of_store(self) -> Self {
-        self.contents.loans.open(self.number);
-        Self { lends: true, ..self }
+        let state = Mutex::new(state);
+        Ok(Self { id: listed.id, number, inode: listed.inode, size: listed.size, contents, kernel, kind, state })
     }
 
     pub(crate) fn state(&self) -> parking_lot::MutexGuard<'_, State> {
@@ -124,17 +134,15 @@ impl File {
         self.state().recycling.take_if(|told| Arc::ptr_eq(told, recycling));
     }
 
-    pub(super) fn sighting(&self, page: PageNo) -> Sighting {
+    pub(crate) fn sighting(&self, page: PageNo) -> Sighting {
         Sighting { client: self.number, region: RegionId(0), page }
     }
 
     /// Drops what was known of a page. Whether it was merged.
-    pub(super) fn drop_entry(&self, page: PageNo, entry: Entry) -> bool {
+    pub(crate) fn drop_entry(&self, page: PageNo, entry: Entry<Content>) -> bool {
         match entry {
-            Entry::Merged(Frame(handle)) => {
-                if self.lends {
-                    self.contents.loans.end(handle, self.sighting(page));
-                }
+            Entry::Merged(Content(handle)) => {
+                self.kind.left(handle, self.sighting(page));
                 self.contents.leave(handle);
             }
             Entry::Unshared(handle) => self.contents.unsight(handle, self.sighting(page)),
@@ -154,12 +162,38 @@ impl File {
     }
 
     /// The file is gone.
-    pub(super) fn reap(&self) {
+    pub(crate) fn reap(&self) {
         let mut state = self.state();
         let all = state.region.all();
         self.forget(&mut state, all);
-        if self.lends {
-            self.contents.loans.close(self.number);
-        }
     }
+
+    /// Digests pages, which lie within [`CHUNK`] pages from the first one's word of bits on.
+    /// Returns a word for each.
+    pub(super) fn digest(&self, pages: &[PageNo], of: Digests) -> Result<Vec<u64>, Errno> {
+        let Some(&first) = pages.first() else { return Ok(Vec::new()) };
+        let start = window(first);
+        let at = |page: PageNo| (page.0 - start.0) as usize;
+        let (mut only, mut out) = ([0u64; CHUNK / 64], [0u64; CHUNK]);
+        pages.iter().for_each(|&page| only[at(page) / 64] |= 1 << (at(page) % 64));
+        let last = pages.last().map_or(0, |&page| at(page));
+        let words = last / 64 + 1;
+        let only = Some(&only[..words]);
+        let (seed, frames) = (self.contents.seed.get(), of == Digests::All);
+        let ask = Ask { id: self.id, start: start.0.into(), only, seed, frames };
+        self.kernel.digest(&ask, &mut out[..words * 64])?;
+        Ok(pages.iter().map(|&page| out[at(page)]).collect())
+    }
+}
+
+/// Which pages are digested. Of a merged one the kernel names the frame otherwise.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Digests {
+    Private,
+    All,
+}
+
+/// The first page of those that are digested with this one.
+pub(super) fn window(page: PageNo) -> PageNo {
+    PageNo(page.0 / 64 * 64)
 }

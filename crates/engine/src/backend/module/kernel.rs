@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use wire::Run;
 
 /// Calls on the files of a mount, as [`kmem::pageonefs::Mount`] has them. The tests have a model.
-pub(super) trait Kernel: Send + Sync {
+pub(crate) trait Kernel: Send + Sync {
     fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno>;
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno>;
     fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno>;
@@ -19,25 +19,25 @@ pub(super) trait Kernel: Send + Sync {
 /// A mount, by its path.
 pub(crate) struct MountPoint {
     path: PathBuf,
-    pub(super) device: u64,
+    pub(crate) device: u64,
     domain: String,
 }
 
 impl MountPoint {
     /// # Errors
     /// The mount cannot be managed.
-    pub(super) fn new(info: MountInfo) -> Result<Self, OpenError> {
+    pub(crate) fn new(info: MountInfo) -> Result<Self, OpenError> {
         let mount = kmem::pageonefs::Mount::open(&info.path)?;
         Ok(Self { domain: mount.domain().into(), path: info.path, device: info.device })
     }
 
     /// Its domain; empty if it shares with no other mount.
-    pub(super) fn domain(&self) -> &str {
+    pub(crate) fn domain(&self) -> &str {
         &self.domain
     }
 
     /// Where it is mounted.
-    pub(super) fn path(&self) -> &std::path::Path {
+    pub(crate) fn path(&self) -> &std::path::Path {
         &self.path
     }
 
@@ -58,15 +58,15 @@ impl MountPoint {
     }
 
     /// Has the daemon told of news.
-    pub(super) fn notify(&self, news: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub(crate) fn notify(&self, news: BorrowedFd<'_>) -> Result<(), Errno> {
         self.open()?.notify(Some(news))
     }
 
-    pub(super) fn files(&self) -> Result<Vec<Listed>, Errno> {
+    pub(crate) fn files(&self) -> Result<Vec<Listed>, Errno> {
         self.open()?.files()
     }
 
-    pub(super) fn stats(&self) -> Result<Stats, Errno> {
+    pub(crate) fn stats(&self) -> Result<Stats, Errno> {
         self.open()?.stats()
     }
 }

@@ -10,51 +10,23 @@ use rustix::io::Errno;
 
 use super::adopt::Known;
 use super::contents::Contents;
-use super::file::File;
-use super::join::join;
+use super::file::{File, Kind, Mounted};
 use super::kernel::MountPoint;
-use super::merge::{ByNumber, Merge};
-use super::{Files, Mount, State, USER, owner};
-use crate::core::content::index::{ClientId, MAX_CLIENTS};
+use super::merge::ByNumber;
+use super::mounts::{Files, Mount, State, take_number};
+use super::recycle::guests::find_guests;
+use super::{USER, owner};
+use crate::core::content::index::MAX_CLIENTS;
 use crate::core::content::seed::Seed;
 use crate::world::shared::Shared;
 
 impl Files {
-    fn find(&self, shared: &Shared) {
+    /// Finds mounts and files.
+    pub(crate) fn find(&self, shared: &Shared) {
         for gone in self.find_mounts() {
             self.reap(gone.files.values());
         }
         self.find_files(shared);
-        self.find_stores(shared);
-    }
-
-    /// Finds mounts and files, and whose they are.
-    pub(super) fn look(self: &Arc<Self>, shared: &Arc<Shared>) {
-        self.find(shared);
-        self.note(shared);
-    }
-
-    /// Finds, scans and merges.
-    pub(super) fn round(self: &Arc<Self>, shared: &Arc<Shared>) {
-        self.find(shared);
-        let files = self.managed();
-        let mut due = Vec::new();
-        for file in files.values() {
-            match file.scan() {
-                Ok(0) => {}
-                Ok(_) if file.is_awaited() => {}
-                Ok(pages) => {
-                    shared.pacer.found(USER, pages);
-                    due.push(file.clone());
-                }
-                Err(why) => tracing::debug!(inode = file.inode, "not scanned: {why}"),
-            }
-        }
-        if shared.headroom().short.is_none() {
-            merge(shared, &due, &files);
-            join(shared, &files);
-        }
-        self.note(shared);
     }
 
     /// Takes new mounts in. Returns those that are gone.
@@ -125,8 +97,8 @@ impl Files {
         let mut new = Vec::new();
         {
             let mut state = self.state.lock();
-            let mut numbers = state.numbers();
-            let Some(mount) = state.mounts.get_mut(&device) else { return };
+            let State { mounts, numbers, .. } = &mut *state;
+            let Some(mount) = mounts.get_mut(&device) else { return };
             let is_here = |file: &File| listed.iter().any(|other| other.id == file.id && other.size == file.size);
             mount.files.retain(|_, file| {
                 let here = is_here(file);
@@ -140,17 +112,20 @@ impl Files {
                     file.is_plain(listed);
                     continue;
                 }
-                let Some(number) = free(&mut numbers) else {
+                let Some(number) = take_number(numbers) else {
                     tracing::warn!("more than {MAX_CLIENTS} files: the others are not merged");
                     break;
                 };
-                match File::new(listed, number, mount.contents.clone(), mount.point.clone()) {
+                match File::new(listed, number, mount.contents.clone(), mount.point.clone(), Mounted) {
                     Ok(file) => {
                         let file = Arc::new(file);
                         mount.files.insert(listed.id, file.clone());
                         new.push((file, listed.merged_pages));
                     }
-                    Err(why) => tracing::warn!(inode = listed.inode, "a file of {} bytes: {why}", listed.size),
+                    Err(why) => {
+                        numbers.remove(&number);
+                        tracing::warn!(inode = listed.inode, "a file of {} bytes: {why}", listed.size);
+                    }
                 }
             }
         }
@@ -171,23 +146,22 @@ impl Files {
             self.guests.forget(file);
             file.reap();
             let totals = file.state().totals;
-            self.state.lock().gone += totals;
+            let mut state = self.state.lock();
+            state.gone += totals;
+            state.numbers.remove(&file.number);
         }
     }
 
-    /// The files that may be merged, of all mounts, and those of stores.
-    fn managed(&self) -> ByNumber {
+    /// The files that may be merged, of all mounts.
+    pub(crate) fn managed(&self) -> ByNumber {
         let state = self.state.lock();
         let files = state.mounts.values().flat_map(|mount| mount.files.values());
-        files
-            .filter(|file| file.state().plain.is_none())
-            .chain(state.stores.values())
-            .map(|file| (file.number, file.clone()))
-            .collect()
+        files.filter(|file| file.state().plain.is_none()).map(|file| (file.number, file.clone())).collect()
     }
 
-    /// Notes what status and headroom tell.
-    fn note(self: &Arc<Self>, shared: &Arc<Shared>) {
+    /// Notes what status and headroom tell, and whose files they are. `lent`: frames that have no
+    /// memory of their own.
+    pub(crate) fn note(self: &Arc<Self>, shared: &Arc<Shared>, lent: u64) {
         let mounts: Vec<(u64, Arc<MountPoint>, Vec<Arc<File>>)> = {
             let state = self.state.lock();
             let of = |(&device, mount): (&u64, &Mount)| {
@@ -207,7 +181,7 @@ impl Files {
                 for file in &files {
                     let of_file = owners.remove(&file.inode).unwrap_or_default();
                     file.state().owner = of_file.first().cloned();
-                    self.find_guests(shared, file, &of_file);
+                    find_guests(self, shared, file, &of_file);
                 }
             }
         }
@@ -220,9 +194,7 @@ impl Files {
                 unmerged += state.totals.unmerged;
             }
         }
-        // A lent frame has no memory of its own: its slot, which counts as merged here, cancels it.
-        pages += self.stores().iter().map(|store| store.state().region.counts().merged).sum::<u64>();
-        shared.below.set(pages.saturating_sub(self.frames()) + recycled, unmerged);
+        shared.below.set((pages + lent).saturating_sub(self.frames()) + recycled, unmerged);
     }
 }
 
@@ -241,20 +213,34 @@ impl File {
     }
 }
 
-/// The first number that none of these is; it is added.
-pub(super) fn free(numbers: &mut Vec<ClientId>) -> Option<ClientId> {
-    let used: std::collections::BTreeSet<u32> = numbers.iter().map(|number| number.0).collect();
-    let number = (0..MAX_CLIENTS).find(|number| !used.contains(number)).map(ClientId)?;
-    numbers.push(number);
-    Some(number)
+/// Scans files. Returns those that have candidates, but for those whose guests are about to say
+/// which pages are free.
+pub(crate) fn scan<K: Kind>(shared: &Shared, files: impl Iterator<Item = Arc<File<K>>>) -> Vec<Arc<File<K>>> {
+    let is_due = |file: &Arc<File<K>>| match file.scan() {
+        Ok(0) => false,
+        Ok(_) if file.is_awaited() => false,
+        Ok(pages) => {
+            shared.pacer.found(USER, pages);
+            true
+        }
+        Err(why) => {
+            tracing::debug!(inode = file.inode, "not scanned: {why}");
+            false
+        }
+    };
+    files.filter(is_due).collect()
 }
 
-/// Merges files, each by one thread at a time.
-fn merge(shared: &Shared, due: &[Arc<File>], all: &ByNumber) {
+/// Merges files, each by one thread at a time, as `one` does it.
+pub(crate) fn merge<K: Kind>(
+    shared: &Shared,
+    due: &[Arc<File<K>>],
+    one: impl Fn(&File<K>) -> Result<(), Errno> + Sync,
+) {
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(file) = due.get(next.fetch_add(1, Relaxed)) {
-            match Merge::new(shared, file, all).run() {
+            match one(file) {
                 Ok(()) => {}
                 Err(why @ (Errno::NOMEM | Errno::NOSPC)) => {
                     tracing::warn!(inode = file.inode, "merging a file stopped: {why}");

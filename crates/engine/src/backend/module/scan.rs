@@ -4,14 +4,13 @@ use kmem::pageonefs::Page;
 use rustix::io::Errno;
 use wire::{PageNo, Run};
 
-use super::file::File;
-use super::merge::{CHUNK, digest, window};
+use super::file::{CHUNK, Digests, File, Kind, window};
 use crate::core::ledger::Entry;
 
 /// Words of bits that are taken in one call: 8 GiB of memory.
 const WORDS: usize = 1 << 15;
 
-impl File {
+impl<K: Kind> File<K> {
     /// Takes the dirty bits, and lets every page get older by a period. Returns the pages that are
     /// candidates now.
     ///
@@ -23,7 +22,7 @@ impl File {
     ///
     /// # Errors
     /// The file is gone, or its mount. Bits may be lost: all pages count as written.
-    pub(super) fn scan(&self) -> Result<u64, Errno> {
+    pub(crate) fn scan(&self) -> Result<u64, Errno> {
         let (pages, first, parts) = {
             let state = self.state();
             let pages = state.region.pages;
@@ -40,8 +39,7 @@ impl File {
             self.take_bits(run, pages, &mut bits)?;
         }
         let mut state = self.state();
-        // The slots of a store that are frames have bits from the beginning.
-        if first && !self.lends {
+        if first {
             // Whenever its pages were written: it was not asked before.
             let all = state.region.all();
             state.region.mark_written(all);
@@ -89,7 +87,7 @@ impl File {
     }
 }
 
-impl File {
+impl<K: Kind> File<K> {
     /// The pages of these runs but those that were recycled and are still holes: punching them has
     /// set their bits, and no write. What the guest writes after this look has a bit again.
     fn without_holes(&self, runs: Vec<Run>) -> Result<Vec<Run>, Errno> {
@@ -105,7 +103,7 @@ impl File {
         let mut rest = &recycled[..];
         while let Some(&first) = rest.first() {
             let (chunk, later) = rest.split_at(rest.partition_point(|&page| page < window(first) + CHUNK as u32));
-            let words = digest(self, chunk, false)?;
+            let words = self.digest(chunk, Digests::Private)?;
             let pages = chunk.iter().zip(words).filter(|&(_, word)| Page::from_word(word) == Page::None);
             holes.extend(pages.map(|(&page, _)| page));
             rest = later;

@@ -8,31 +8,103 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use wire::PageNo;
 
-pub(super) use self::model::{Fake, Model, Page};
+pub(in crate::backend) use self::model::{Fake, Model, Page};
 use super::contents::Contents;
-use super::file::File;
-use super::join::join;
-use super::merge::{ByNumber, Merge};
+use super::file::{File, Mounted};
+use super::merge::{self, ByNumber};
 use crate::config::Config;
-use crate::core::content::index::ClientId;
+use crate::core::content::index::{ClientId, Content};
 use crate::core::ledger::Entry;
 use crate::world::shared::Shared;
 use crate::world::state_file::StateFile;
 
 mod model;
-mod stores;
 
 /// Files over the model, and what a round needs.
-pub(super) struct World {
-    pub(super) fake: Arc<Fake>,
-    shared: Shared,
-    pub(super) files: ByNumber,
-    pub(super) contents: Arc<Contents>,
+pub(in crate::backend) struct World {
+    pub(in crate::backend) fake: Arc<Fake>,
+    pub(in crate::backend) shared: Shared,
+    pub(in crate::backend) files: ByNumber,
+    pub(in crate::backend) contents: Arc<Contents>,
     _directory: tempfile::TempDir,
 }
 
+/// Files, with a store or without.
+pub(in crate::backend) trait Rounds {
+    fn world(&self) -> &World;
+
+    fn round(&self);
+
+    /// As a new daemon finds the files.
+    fn open(&mut self);
+
+    fn rounds(&self, rounds: usize) {
+        (0..rounds).for_each(|_| self.round());
+    }
+
+    /// Does these steps, and then lets all pages go.
+    fn take(&mut self, steps: Vec<Step>) {
+        let hold = |fake: &Fake, id, page: usize, held| fake.0.lock().files.get_mut(&id).unwrap()[page].held = held;
+        for step in steps {
+            match step {
+                Step::Write(id, page, content) => self.world().write(id, page, content),
+                Step::Hold(id, page, held) => hold(&self.world().fake, id, page, held),
+                Step::Round => self.round(),
+                Step::Restart => self.open(),
+            }
+        }
+        self.world().fake.0.lock().files.values_mut().flatten().for_each(|page| page.held = false);
+    }
+}
+
+impl Rounds for World {
+    fn world(&self) -> &World {
+        self
+    }
+
+    fn open(&mut self) {
+        self.contents = Arc::new(Contents::new(crate::core::content::seed::Seed::random()));
+        self.files.clear();
+        let sizes: Vec<(u64, usize)> = {
+            let model = self.fake.0.lock();
+            let files = model.files.iter().filter(|(id, _)| !model.stores.contains(id));
+            files.map(|(&id, pages)| (id, pages.len())).collect()
+        };
+        let mut known = HashMap::new();
+        for (id, pages) in sizes {
+            let number = number(id);
+            let file =
+                File::new(&listed(id, pages), number, self.contents.clone(), self.fake.clone(), Mounted).unwrap();
+            if self.fake.0.lock().last > 0 {
+                file.adopt(&mut known, || ()).unwrap();
+            }
+            self.files.insert(number, Arc::new(file));
+        }
+    }
+
+    fn round(&self) {
+        let due = self.files.values().filter(|file| file.scan().unwrap() > 0);
+        let due: Vec<_> = due.collect();
+        for file in due {
+            merge::run(&self.shared, file, &self.files).unwrap();
+        }
+    }
+}
+
+/// What the kernel lists of a file.
+pub(in crate::backend) fn listed(id: u64, pages: usize) -> Listed {
+    let mut listed = Listed::default();
+    (listed.id, listed.size) = (id, pages as u64 * kmem::PAGE_SIZE as u64);
+    listed
+}
+
+/// The number that a file gets.
+pub(in crate::backend) fn number(id: u64) -> ClientId {
+    ClientId(id as u32 + 7)
+}
+
 impl World {
-    pub(super) fn new(files: &[Vec<u64>], max_users: u32) -> Self {
+    pub(in crate::backend) fn new(files: &[Vec<u64>], max_users: u32) -> Self {
         let page = |&content: &u64| Page { content, dirty: true, ..Page::default() };
         let of = |(id, file): (u64, &Vec<u64>)| (id, file.iter().map(page).collect());
         let files: BTreeMap<u64, Vec<Page>> = (1..).zip(files).map(of).collect();
@@ -51,73 +123,39 @@ impl World {
         world
     }
 
-    /// As a new daemon finds the files.
-    pub(super) fn open(&mut self) {
-        self.contents = Arc::new(Contents::new(crate::core::content::seed::Seed::random()));
-        self.files.clear();
-        let sizes: Vec<(u64, usize)> = self.fake.0.lock().files.iter().map(|(&id, pages)| (id, pages.len())).collect();
-        let mut known = HashMap::new();
-        for (id, pages) in sizes {
-            let mut listed = Listed::default();
-            (listed.id, listed.size) = (id, pages as u64 * kmem::PAGE_SIZE as u64);
-            let number = ClientId(id as u32 + 7);
-            let mut file = File::new(&listed, number, self.contents.clone(), self.fake.clone()).unwrap();
-            if self.fake.0.lock().stores.contains(&id) {
-                file = file.of_store();
-                self.fake.0.lock().files.get_mut(&id).unwrap().iter_mut().for_each(|page| page.dirty = true);
-            } else if self.fake.0.lock().last > 0 {
-                file.adopt(&mut known, || ()).unwrap();
-            }
-            self.files.insert(number, Arc::new(file));
-        }
-    }
-
-    pub(super) fn round(&self) {
-        let due = self.files.values().filter(|file| file.scan().unwrap() > 0);
-        let due: Vec<_> = due.collect();
-        for file in due {
-            Merge::new(&self.shared, file, &self.files).run().unwrap();
-        }
-        join(&self.shared, &self.files);
-    }
-
-    pub(super) fn rounds(&self, rounds: usize) {
-        (0..rounds).for_each(|_| self.round());
-    }
-
-    pub(super) fn write(&self, id: u64, page: usize, content: u64) {
+    pub(in crate::backend) fn write(&self, id: u64, page: usize, content: u64) {
         self.fake.0.lock().write(id, page, content);
     }
 
     /// Whether ledgers, index and model say the same, of memory that has been scanned since it was
-    /// written.
-    pub(super) fn check(&self) {
+    /// written. Returns the model's contents, by the handles that merged pages have.
+    pub(in crate::backend) fn check(&self) -> HashMap<u32, u64> {
         let model = self.fake.0.lock();
         let mut used: HashMap<u32, u64> = HashMap::new();
         for file in self.files.values() {
             let state = file.state();
             for (at, page) in model.files[&file.id].iter().enumerate() {
                 let entry = state.region.entry(PageNo(at as u32));
-                let is_merged = matches!(entry, Entry::Merged(_));
-                if file.lends {
-                    assert!(!is_merged || page.lent.is_some(), "slot {at} of {}", file.id);
-                } else {
-                    assert_eq!(is_merged, page.frame.is_some(), "page {at} of {}", file.id);
-                }
-                if let Entry::Merged(handle) = entry {
-                    let content = *used.entry(handle.0).or_insert(page.content);
-                    assert_eq!(content, page.content, "one handle, two contents");
-                    assert!(self.contents.index.get(handle.0).is_some(), "page {at}: its content is not known");
-                }
+                assert_eq!(matches!(entry, Entry::Merged(_)), page.frame.is_some(), "page {at} of {}", file.id);
+                self.check_entry(entry, page.content, &mut used);
                 if let Some(frame) = page.frame {
                     assert_eq!(model.frames[&frame].content, page.content);
                 }
             }
         }
+        used
+    }
+
+    /// Whether the index knows the content that a page is merged with.
+    pub(in crate::backend) fn check_entry(&self, entry: Entry<Content>, content: u64, used: &mut HashMap<u32, u64>) {
+        if let Entry::Merged(Content(handle)) = entry {
+            assert_eq!(*used.entry(handle).or_insert(content), content, "one handle, two contents");
+            assert!(self.contents.index.get(handle).is_some(), "the content {content} of a page is not known");
+        }
     }
 
     /// Frames, and contents that two pages or more have.
-    pub(super) fn frames_and_shared(&self) -> (usize, usize) {
+    pub(in crate::backend) fn frames_and_shared(&self) -> (usize, usize) {
         let model = self.fake.0.lock();
         let mut counts: HashMap<u64, u32> = HashMap::new();
         let pages = model.files.values().flatten().filter(|page| page.content != 0 && !page.held && !page.away);
@@ -218,7 +256,7 @@ fn a_call_that_ends_early_leaves_the_rest_for_later() {
     }
     for (file, after) in world.files.values().zip([0, 100, 50]) {
         world.fake.0.lock().ends_after = Some(after);
-        let _ = Merge::new(&world.shared, file, &world.files).run();
+        let _ = merge::run(&world.shared, file, &world.files);
     }
     world.fake.0.lock().ends_after = None;
     world.check();
@@ -260,7 +298,7 @@ fn files_are_merged_by_several_threads() {
         }
         std::thread::scope(|scope| {
             for file in world.files.values() {
-                scope.spawn(|| Merge::new(&world.shared, file, &world.files).run().unwrap());
+                scope.spawn(|| merge::run(&world.shared, file, &world.files).unwrap());
             }
         });
         (0..100).for_each(|page| world.write(1 + round % 4, page * 29, 1 + page as u64));
@@ -294,35 +332,20 @@ fn hot_pages_keep_their_bits_and_merge_when_they_calm_down() {
 
 /// What a property test does to files 1, 2 and 3.
 #[derive(Clone, Debug)]
-enum Step {
+pub(in crate::backend) enum Step {
     Write(u64, usize, u64),
     Hold(u64, usize, bool),
     Round,
     Restart,
 }
 
-fn step(pages: usize) -> impl Strategy<Value = Step> {
+pub(in crate::backend) fn step(pages: usize) -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (1..4u64, 0..pages, 0..12u64).prop_map(|(id, page, content)| Step::Write(id, page, content)),
         1 => (1..4u64, 0..pages, any::<bool>()).prop_map(|(id, page, held)| Step::Hold(id, page, held)),
         3 => Just(Step::Round),
         1 => Just(Step::Restart),
     ]
-}
-
-impl World {
-    /// Does these steps, and then lets all pages go.
-    fn take(&mut self, steps: Vec<Step>) {
-        for step in steps {
-            match step {
-                Step::Write(id, page, content) => self.write(id, page, content),
-                Step::Hold(id, page, held) => self.fake.0.lock().files.get_mut(&id).unwrap()[page].held = held,
-                Step::Round => self.round(),
-                Step::Restart => self.open(),
-            }
-        }
-        self.fake.0.lock().files.values_mut().flatten().for_each(|page| page.held = false);
-    }
 }
 
 proptest! {

@@ -35,6 +35,11 @@ const QUARANTINE: usize = 4096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ClientId(pub(crate) u32);
 
+/// A content that an index knows, by its handle.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Content(pub(crate) u32);
+
 /// A page of a client, where a content was seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Sighting {

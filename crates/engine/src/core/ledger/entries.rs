@@ -4,20 +4,49 @@
 //! never touches costs the table of chunks only: 8 bytes for 4 MiB.
 
 use std::collections::TryReserveError;
+use std::marker::PhantomData;
 
 use wire::{PageNo, Run};
 
 use crate::core::content::frame::Frame;
+use crate::core::content::index::Content;
+
+/// What a back end's pages are merged with: a frame of the clients' store, or a content of which
+/// the kernel knows the frame. Numbers have 30 bits.
+pub(crate) trait MergedWith: Copy + PartialEq {
+    fn number(self) -> u32;
+    fn of(number: u32) -> Self;
+}
+
+impl MergedWith for Frame {
+    fn number(self) -> u32 {
+        self.0
+    }
+
+    fn of(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+impl MergedWith for Content {
+    fn number(self) -> u32 {
+        self.0
+    }
+
+    fn of(number: u32) -> Self {
+        Self(number)
+    }
+}
 
 /// What the ledger knows of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Entry {
+pub(crate) enum Entry<S = Frame> {
     /// Nothing is known: untouched, changing, or not read yet.
     Fresh,
     /// Read and unique so far; the index knows it under this handle.
     Unshared(u32),
-    /// It maps this frame, and counts as one of its users.
-    Merged(Frame),
+    /// It is merged with this, and counts as one of its users.
+    Merged(S),
     /// Given back as a zero page.
     Zero,
     /// Part of a batch that is under way; the batch knows the target.
@@ -29,12 +58,12 @@ pub(crate) enum Entry {
 /// Bits of a word that hold a handle or a frame; the two above say what it is.
 const LOW: u32 = (1 << 30) - 1;
 
-impl Entry {
+impl<S: MergedWith> Entry<S> {
     fn word(self) -> u32 {
         match self {
             Entry::Fresh => 0,
             Entry::Unshared(handle) => 1 << 30 | handle & LOW,
-            Entry::Merged(frame) => 2 << 30 | frame.0 & LOW,
+            Entry::Merged(with) => 2 << 30 | with.number() & LOW,
             Entry::Zero => 3 << 30,
             Entry::Pending => 3 << 30 | 1,
             Entry::Recycled => 3 << 30 | 2,
@@ -45,7 +74,7 @@ impl Entry {
         match (word >> 30, word & LOW) {
             (0, _) => Entry::Fresh,
             (1, handle) => Entry::Unshared(handle),
-            (2, frame) => Entry::Merged(Frame(frame)),
+            (2, number) => Entry::Merged(S::of(number)),
             (_, 0) => Entry::Zero,
             (_, 2) => Entry::Recycled,
             _ => Entry::Pending,
@@ -67,15 +96,16 @@ pub(crate) struct Counts {
 const CHUNK: usize = 1024;
 
 /// The entries of one region.
-pub(super) struct Entries {
+pub(super) struct Entries<S> {
     pages: u32,
     /// `None`: all pages of the chunk are fresh.
     chunks: Vec<Option<Box<[u32; CHUNK]>>>,
     allocated: usize,
     counts: Counts,
+    with: PhantomData<S>,
 }
 
-impl Entries {
+impl<S: MergedWith> Entries<S> {
     /// Fresh entries of `pages` pages.
     ///
     /// # Errors
@@ -86,7 +116,7 @@ impl Entries {
         let mut chunks = Vec::new();
         chunks.try_reserve_exact(count)?;
         chunks.resize_with(count, || None);
-        Ok(Self { pages, chunks, allocated: 0, counts: Counts::default() })
+        Ok(Self { pages, chunks, allocated: 0, counts: Counts::default(), with: PhantomData })
     }
 
     /// Bytes that they take.
@@ -121,12 +151,12 @@ impl Entries {
     }
 
     /// The entry of a page; fresh past the end.
-    pub(super) fn get(&self, page: PageNo) -> Entry {
+    pub(super) fn get(&self, page: PageNo) -> Entry<S> {
         let chunk = self.chunks.get(page.index() / CHUNK).and_then(Option::as_deref);
         chunk.map_or(Entry::Fresh, |words| Entry::from_word(words[page.index() % CHUNK]))
     }
 
-    fn count(&mut self, entry: Entry) -> Option<&mut u64> {
+    fn count(&mut self, entry: Entry<S>) -> Option<&mut u64> {
         match entry {
             Entry::Fresh => None,
             Entry::Unshared(_) => Some(&mut self.counts.unshared),
@@ -138,7 +168,7 @@ impl Entries {
     }
 
     /// Writes an entry and returns the one before it. Past the end: does nothing.
-    pub(super) fn set(&mut self, page: PageNo, entry: Entry) -> Entry {
+    pub(super) fn set(&mut self, page: PageNo, entry: Entry<S>) -> Entry<S> {
         if page.0 >= self.pages || entry == Entry::Fresh && self.chunks[page.index() / CHUNK].is_none() {
             return Entry::Fresh;
         }
@@ -155,7 +185,7 @@ impl Entries {
 
     /// These pages were recycled; a pending page stays pending. Calls `left` with what else was
     /// known of them.
-    pub(super) fn recycle(&mut self, run: Run, mut left: impl FnMut(PageNo, Entry)) {
+    pub(super) fn recycle(&mut self, run: Run, mut left: impl FnMut(PageNo, Entry<S>)) {
         let (mut from, end) = (run.page.index(), run.end().index());
         if end > self.pages as usize {
             return;
@@ -166,10 +196,10 @@ impl Entries {
             let to = (from / CHUNK + 1).saturating_mul(CHUNK).min(end);
             let Some(words) = self.chunk(from / CHUNK) else { break };
             for (page, word) in (from..to).zip(&mut words[from % CHUNK..]) {
-                match Entry::from_word(*word) {
+                match Entry::<S>::from_word(*word) {
                     // Nearly all: no pass reads a guest's free pages.
                     Entry::Fresh => {
-                        *word = Entry::Recycled.word();
+                        *word = Entry::<S>::Recycled.word();
                         fresh += 1;
                     }
                     Entry::Pending | Entry::Recycled => {}
@@ -192,7 +222,7 @@ mod tests {
 
     #[test]
     fn entries_survive_their_word_and_are_counted() {
-        let mut held = Entries::new(8).unwrap();
+        let mut held = Entries::<Frame>::new(8).unwrap();
         let entries = [
             Entry::Unshared(LOW),
             Entry::Merged(Frame(LOW)),
@@ -214,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_reservation_that_is_not_touched_costs_a_table_of_chunks_only() {
-        let mut entries = Entries::new(u32::MAX).unwrap();
+        let mut entries = Entries::<Frame>::new(u32::MAX).unwrap();
         let empty = entries.bytes();
         assert!(empty <= u32::MAX as usize / CHUNK * 8 + 8, "{empty} bytes");
         let all = Run::new(PageNo(0), u32::MAX);

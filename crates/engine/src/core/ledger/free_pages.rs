@@ -133,7 +133,7 @@ pub(crate) mod tests {
             Extent { frame: 256, region: RegionId(1), run: Run::new(PageNo(0), 50) },
             Extent { frame: 1000, region: RegionId(1), run: Run::new(PageNo(60), 40) },
         ];
-        let mut region = Region::new(0, 100).unwrap();
+        let mut region = Region::<crate::core::content::frame::Frame>::new(0, 100).unwrap();
         region.free = Some(FreePages::new(Arc::new(Marks::open(&fd).unwrap()), extents));
         region.mark_written(Run::new(PageNo(0), 100));
         (0..3).for_each(|_| region.end_scan(false));

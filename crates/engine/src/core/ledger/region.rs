@@ -9,10 +9,11 @@ use wire::{PageNo, Run};
 
 use super::ages::Ages;
 use super::emptied::Emptied;
-use super::entries::{Counts, Entries, Entry};
+use super::entries::{Counts, Entries, Entry, MergedWith};
 use super::free_pages::FreePages;
 use super::huge::HugePagesOf;
 use super::stamps::Stamps;
+use crate::core::content::frame::Frame;
 use crate::users::Claim;
 
 /// Why a region has no ledger.
@@ -25,7 +26,7 @@ pub(crate) enum LedgerError {
 }
 
 /// One region under management.
-pub(crate) struct Region {
+pub(crate) struct Region<S = Frame> {
     /// First byte in the client's memory.
     pub(crate) start: u64,
     /// Pages, including those that the program has taken back since.
@@ -50,13 +51,13 @@ pub(crate) struct Region {
     pub(crate) verified: bool,
     /// Pages that are not managed any more; made when the first is.
     gone: Option<DirtyTree>,
-    entries: Entries,
+    entries: Entries<S>,
     ages: Ages,
     /// What the region counts for its user.
     _claim: Option<Claim>,
 }
 
-impl Region {
+impl<S: MergedWith> Region<S> {
     /// A region of which nothing is known yet. `start`: its first byte.
     pub(crate) fn new(start: u64, pages: u32) -> Result<Self, LedgerError> {
         Ok(Self {
@@ -141,18 +142,18 @@ impl Region {
     }
 
     /// What is known of a page.
-    pub(crate) fn entry(&self, page: PageNo) -> Entry {
+    pub(crate) fn entry(&self, page: PageNo) -> Entry<S> {
         self.entries.get(page)
     }
 
     /// Writes an entry and returns the one before it.
-    pub(crate) fn set(&mut self, page: PageNo, entry: Entry) -> Entry {
+    pub(crate) fn set(&mut self, page: PageNo, entry: Entry<S>) -> Entry<S> {
         self.entries.set(page, entry)
     }
 
     /// These pages were recycled; a pending page stays pending. Calls `left` with what else was
     /// known of them.
-    pub(crate) fn recycle(&mut self, run: Run, left: impl FnMut(PageNo, Entry)) {
+    pub(crate) fn recycle(&mut self, run: Run, left: impl FnMut(PageNo, Entry<S>)) {
         self.forget_ages(run);
         self.entries.recycle(run, left);
     }

@@ -19,11 +19,12 @@ use rustix::net::{AddressFamily, sockopt};
 use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_PERIOD, Extent};
 use wire::{PageNo, RegionId};
 
+use super::known::Guest;
 use super::pool::{Pool, TakeError};
 use super::process::{OfRam, Process, Qemu};
 use super::sweep::Sweeper;
-use super::{Files, Guest};
 use crate::backend::module::file::File;
+use crate::backend::module::mounts::Files;
 use crate::backend::module::owner;
 use crate::client::recycling::Recycling;
 use crate::core::ledger::free_pages::FreePages;
@@ -312,7 +313,14 @@ mod tests {
         let kernel = Arc::new(crate::backend::module::tests::Fake(Mutex::default()));
         let contents =
             Arc::new(crate::backend::module::contents::Contents::new(crate::core::content::seed::Seed::random()));
-        let file = File::new(&listed, crate::core::content::index::ClientId(1), contents, kernel).unwrap();
+        let file = File::new(
+            &listed,
+            crate::core::content::index::ClientId(1),
+            contents,
+            kernel,
+            crate::backend::module::file::Mounted,
+        )
+        .unwrap();
         let pid = std::process::id() as i32;
         let subject = Subject { pid, process: own(), uid: 0, file: Arc::new(file) };
         let why = locate(&kept, &subject, &monitor.into(), &|| true).err().unwrap();

@@ -9,8 +9,9 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 use wire::{PageNo, Run};
 
+use super::known::Guest;
 use super::sweep::Sweeper;
-use super::{Files, Guest};
+use crate::backend::module::mounts::Files;
 use crate::config::bounds::SLICE;
 use crate::core::recycle::device::{self, PlugError, SessionError};
 use crate::world::shared::Shared;

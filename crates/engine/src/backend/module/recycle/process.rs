@@ -124,6 +124,7 @@ mod tests {
             ClientId(1),
             Arc::new(Contents::new(crate::core::content::seed::Seed::random())),
             fake.clone(),
+            crate::backend::module::file::Mounted,
         )
         .map(Arc::new)
         .unwrap();

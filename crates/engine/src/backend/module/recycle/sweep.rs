@@ -14,6 +14,7 @@ use super::pool::Pool;
 use super::process::{Ground, Punch};
 use crate::backend::module::file::File;
 use crate::client::recycling::Recycling;
+use crate::core::content::index::Content;
 use crate::core::ledger::Entry;
 
 /// Pages claimed at a time (and up to a word more): the guest may wait for all of them, and longer
@@ -130,7 +131,7 @@ fn take(files: &[Arc<File>], extents: &[Extent], runs: &[Frames<u64>], punch: &P
     let mut pages = 0;
     for (number, (file, runs)) in files.iter().zip(&of_files).enumerate().filter(|(_, (_, runs))| !runs.is_empty()) {
         punch(number, runs, &mut |run| {
-            let left = |page, entry: Entry| _ = file.drop_entry(page, entry);
+            let left = |page, entry: Entry<Content>| _ = file.drop_entry(page, entry);
             file.state().region.recycle(run, left);
             pages += u64::from(run.len);
         })?;

@@ -26,7 +26,7 @@ use super::process::{Ground, Punch, Qemu};
 use super::sweep::Sweeper;
 use crate::backend::module::file::File;
 use crate::backend::module::kernel::Kernel;
-use crate::backend::module::tests::{Fake, World};
+use crate::backend::module::tests::{Fake, Rounds, World};
 use crate::client::recycling::Recycling;
 use crate::config::Config;
 use crate::core::ledger::Entry;
@@ -288,7 +288,7 @@ fn no_mark_from_before_a_pause_is_applied_after_it() {
     let qemu = Arc::new(Qemu { pid, process: PidFd::open(pid).unwrap(), monitor, pool: 77 });
     let recycling = Arc::new(Mutex::new(Recycling::new(take_marks(&guest.fd), Duration::from_secs(1), false)));
     let sweeper = Mutex::new(guest.sweeper.take().unwrap());
-    let kept = super::Guest { qemu, sweeper, recycling: recycling.clone(), files };
+    let kept = super::known::Guest { qemu, sweeper, recycling: recycling.clone(), files };
     recycling.lock().locate(vec![Extent { frame: FRAMES[0], region: RegionId(0), run: Run::new(PageNo(0), 80) }]);
     let shared = Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap());
     kept.in_session(&shared, device::unplug).unwrap();

@@ -11,39 +11,39 @@ use crate::backend::module::kernel::Kernel;
 
 /// A page of the model: what it holds (0: a hole), and the frame that it uses.
 #[derive(Clone, Copy, Default)]
-pub(in crate::backend::module) struct Page {
-    pub(in crate::backend::module) content: u64,
-    pub(in crate::backend::module) frame: Option<u64>,
-    pub(in crate::backend::module) dirty: bool,
+pub(in crate::backend) struct Page {
+    pub(in crate::backend) content: u64,
+    pub(in crate::backend) frame: Option<u64>,
+    pub(in crate::backend) dirty: bool,
     /// Somebody holds it: it is not merged.
-    pub(in crate::backend::module) held: bool,
+    pub(in crate::backend) held: bool,
     /// A device has it: it is not punched.
-    pub(in crate::backend::module) pinned: bool,
-    pub(in crate::backend::module) away: bool,
+    pub(in crate::backend) pinned: bool,
+    pub(in crate::backend) away: bool,
     /// Of a store: the frame as which it is lent.
-    pub(in crate::backend::module) lent: Option<u64>,
+    pub(in crate::backend) lent: Option<u64>,
 }
 
 #[derive(Default)]
-pub(in crate::backend::module) struct Frame {
-    pub(in crate::backend::module) content: u64,
-    pub(in crate::backend::module) users: u32,
+pub(in crate::backend) struct Frame {
+    pub(in crate::backend) content: u64,
+    pub(in crate::backend) users: u32,
     /// It is a page of a store's file.
     lent: bool,
 }
 
 /// The kernel as uapi.h has it.
 #[derive(Default)]
-pub(in crate::backend::module) struct Model {
-    pub(in crate::backend::module) files: BTreeMap<u64, Vec<Page>>,
+pub(in crate::backend) struct Model {
+    pub(in crate::backend) files: BTreeMap<u64, Vec<Page>>,
     /// Which of them are stores'.
-    pub(in crate::backend::module) stores: BTreeSet<u64>,
-    pub(in crate::backend::module) frames: BTreeMap<u64, Frame>,
-    pub(in crate::backend::module) last: u64,
-    pub(in crate::backend::module) max_users: u32,
-    pub(in crate::backend::module) digested: u64,
+    pub(in crate::backend) stores: BTreeSet<u64>,
+    pub(in crate::backend) frames: BTreeMap<u64, Frame>,
+    pub(in crate::backend) last: u64,
+    pub(in crate::backend) max_users: u32,
+    pub(in crate::backend) digested: u64,
     /// The next call ends by a signal after so many entries.
-    pub(in crate::backend::module) ends_after: Option<u32>,
+    pub(in crate::backend) ends_after: Option<u32>,
 }
 
 impl Model {
@@ -82,11 +82,11 @@ impl Model {
     }
 
     /// A file of pages that hold something.
-    pub(in crate::backend::module) fn fill(&mut self, id: u64, pages: usize) {
+    pub(in crate::backend) fn fill(&mut self, id: u64, pages: usize) {
         self.files.insert(id, vec![Page { content: 1, ..Page::default() }; pages]);
     }
 
-    pub(in crate::backend::module) fn write(&mut self, id: u64, page: usize, content: u64) {
+    pub(in crate::backend) fn write(&mut self, id: u64, page: usize, content: u64) {
         self.leave(id, page);
         let page = &mut self.files.get_mut(&id).unwrap()[page];
         (page.content, page.dirty) = (content, true);
@@ -140,7 +140,7 @@ impl Model {
     }
 }
 
-pub(in crate::backend::module) struct Fake(pub(in crate::backend::module) Mutex<Model>);
+pub(in crate::backend) struct Fake(pub(in crate::backend) Mutex<Model>);
 
 impl Kernel for Fake {
     fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {

@@ -155,7 +155,7 @@ fn after_a_hold_copies_restart_cooldown() {
 
 #[test]
 fn pages_written_recently_are_known_for_a_cooldown_period() {
-    let mut region = Region::new(0, 100).unwrap();
+    let mut region = Region::<Frame>::new(0, 100).unwrap();
     region.note_recent(run(3, 2));
     region.end_cooldown();
     region.note_recent(run(50, 1));
@@ -209,7 +209,7 @@ fn a_region_that_there_is_no_memory_for_is_refused() {
         // The rest of the test needs little.
         limit.current = Some(data * kmem::PAGE_SIZE as u64 + (1 << 20));
         setrlimit(Resource::Data, limit).unwrap();
-        let refused = Region::new(0, u32::MAX).err().unwrap();
+        let refused = Region::<Frame>::new(0, u32::MAX).err().unwrap();
         assert!(matches!(refused, LedgerError::Entries(_)), "{refused}");
     });
 }

@@ -1,19 +1,98 @@
-//! Files and a store of one domain.
+//! Files and a store of one domain, over the model of the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use kmem::pageonefs::{Ask, Entry as Pairing};
 use proptest::prelude::*;
+use wire::PageNo;
 
-use super::*;
-use crate::store::domain::InFiles;
+use super::bridge::Bridge;
+use super::join::join;
+use super::loans::{Segment, lend};
+use super::stores::StoreKernel;
+use crate::backend::module::kernel::Kernel;
+use crate::backend::module::merge;
+use crate::backend::module::tests::{Rounds, World, listed, number, step};
+use crate::config::Config;
+use crate::core::ledger::Entry;
+use crate::store::Cursor;
+use crate::store::domain::{Domain, DomainKey, InFiles};
 
-impl World {
+/// Files and a store over the model.
+struct Both {
+    world: World,
+    domain: Arc<Domain>,
+    bridge: Arc<Bridge>,
+}
+
+impl std::ops::Deref for Both {
+    type Target = World;
+
+    fn deref(&self) -> &World {
+        &self.world
+    }
+}
+
+impl Rounds for Both {
+    fn world(&self) -> &World {
+        &self.world
+    }
+
+    fn open(&mut self) {
+        self.world.open();
+        self.bridge = Bridge::new(self.world.contents.clone(), &self.domain);
+        self.fill();
+    }
+
+    fn round(&self) {
+        let slots: Vec<_> = self.segments().into_iter().filter(|segment| segment.scan().unwrap() > 0).collect();
+        slots.iter().for_each(|segment| lend(&self.shared, segment).unwrap());
+        self.world.round();
+        join(&self.shared, &self.bridge, &self.files);
+    }
+}
+
+impl Both {
     /// The last of these is a store's file; 0: a slot that is no frame.
     fn with_store(files: &[Vec<u64>], max_users: u32) -> Self {
-        let mut world = Self::new(files, max_users);
+        let mut world = World::new(files, max_users);
         world.fake.0.lock().stores.insert(files.len() as u64);
         world.open();
-        world
+        let domain = Arc::new(Domain::new(DomainKey::named(None, "lends"), &Config::default()));
+        let bridge = Bridge::new(world.contents.clone(), &domain);
+        let both = Self { world, domain, bridge };
+        both.fill();
+        both
+    }
+
+    /// The store's files are lent.
+    fn fill(&self) {
+        let mut model = self.fake.0.lock();
+        for id in model.stores.clone() {
+            let pages = model.files.get_mut(&id).unwrap();
+            pages.iter_mut().for_each(|page| page.dirty = true);
+            let segment = self.bridge.open(&listed(id, pages.len()), number(id), self.fake.clone()).unwrap();
+            self.bridge.segments.write().insert(segment.number, Arc::new(segment));
+        }
+    }
+
+    fn segments(&self) -> Vec<Arc<Segment>> {
+        self.bridge.segments.read().values().cloned().collect()
+    }
+
+    /// As [`World::check`], of slots, too.
+    fn check(&self) {
+        let mut used = self.world.check();
+        let model = self.fake.0.lock();
+        for segment in self.segments() {
+            let state = segment.state();
+            for (at, page) in model.files[&segment.id].iter().enumerate() {
+                let entry = state.region.entry(PageNo(at as u32));
+                assert!(!matches!(entry, Entry::Merged(_)) || page.lent.is_some(), "slot {at} of {}", segment.id);
+                self.check_entry(entry, page.content, &mut used);
+            }
+        }
     }
 
     /// The frames that pages of files with this content use, and those that stores lend.
@@ -40,7 +119,7 @@ impl World {
 
 #[test]
 fn files_that_were_merged_before_join_a_stores_slot() {
-    let world = World::with_store(&[vec![1, 2, 3], vec![1, 2, 4], vec![0; 70]], 100);
+    let world = Both::with_store(&[vec![1, 2, 3], vec![1, 2, 4], vec![0; 70]], 100);
     world.rounds(4);
     let before = world.fake.0.lock().frames.len();
     world.write(3, 65, 1);
@@ -54,7 +133,7 @@ fn files_that_were_merged_before_join_a_stores_slot() {
 
 #[test]
 fn a_page_that_comes_after_the_slot_uses_it() {
-    let world = World::with_store(&[vec![0; 8], vec![5, 6, 7, 0]], 100);
+    let world = Both::with_store(&[vec![0; 8], vec![5, 6, 7, 0]], 100);
     world.rounds(4);
     assert_eq!(world.fake.0.lock().frames.len(), 0, "nothing is lent that nobody has");
     (0..3).for_each(|page| world.write(1, page, 5));
@@ -67,7 +146,7 @@ fn a_page_that_comes_after_the_slot_uses_it() {
 
 #[test]
 fn users_keep_the_frame_of_a_slot_that_dies_and_join_the_next() {
-    let world = World::with_store(&[vec![1, 1, 2], vec![1, 3, 0]], 100);
+    let world = Both::with_store(&[vec![1, 1, 2], vec![1, 3, 0]], 100);
     world.rounds(4);
     assert!(world.is_shared(1));
     world.write(2, 0, 0);
@@ -81,13 +160,14 @@ fn users_keep_the_frame_of_a_slot_that_dies_and_join_the_next() {
     assert!(world.is_shared(1));
     assert_eq!(world.fake.0.lock().frames.len(), 1);
     world.files.values().for_each(|file| file.reap());
+    world.segments().iter().for_each(|segment| segment.reap());
     assert_eq!(world.contents.len(), 0);
-    assert_eq!(world.contents.loans.frame(0), None);
+    assert_eq!(world.bridge.loans.frame(0), None);
 }
 
 #[test]
 fn of_two_slots_with_one_content_one_is_lent_and_the_other_takes_its_place() {
-    let world = World::with_store(&[vec![1, 1, 9], vec![1, 1, 8, 8]], 100);
+    let world = Both::with_store(&[vec![1, 1, 9], vec![1, 1, 8, 8]], 100);
     world.rounds(9);
     world.check();
     assert!(world.is_shared(1));
@@ -104,14 +184,14 @@ fn of_two_slots_with_one_content_one_is_lent_and_the_other_takes_its_place() {
 fn a_whole_image_is_joined_whichever_came_first() {
     let image: Vec<u64> = (1..=3000).collect();
     let reversed: Vec<u64> = image.iter().rev().copied().collect();
-    let world = World::with_store(&[image.clone(), image.clone(), vec![0; 3000]], 100);
+    let world = Both::with_store(&[image.clone(), image.clone(), vec![0; 3000]], 100);
     world.rounds(4);
     reversed.iter().enumerate().for_each(|(page, &content)| world.write(3, page, content));
     world.rounds(4);
     world.check();
     assert!(image.iter().all(|&content| world.is_shared(content)));
     assert_eq!(world.fake.0.lock().frames.len(), 3000);
-    let world = World::with_store(&[image.clone(), image.clone(), reversed], 100);
+    let world = Both::with_store(&[image.clone(), image.clone(), reversed], 100);
     world.rounds(5);
     world.check();
     assert!(image.iter().all(|&content| world.is_shared(content)));
@@ -119,7 +199,7 @@ fn a_whole_image_is_joined_whichever_came_first() {
 
 #[test]
 fn a_held_page_joins_later_and_a_full_frame_is_not_joined() {
-    let world = World::with_store(&[vec![1, 2], vec![1, 2], vec![0, 0]], 3);
+    let world = Both::with_store(&[vec![1, 2], vec![1, 2], vec![0, 0]], 3);
     world.rounds(4);
     world.fake.0.lock().files.get_mut(&3).unwrap()[0].held = true;
     world.write(3, 0, 1);
@@ -130,7 +210,7 @@ fn a_held_page_joins_later_and_a_full_frame_is_not_joined() {
     world.rounds(4);
     world.check();
     assert!(world.is_shared(1));
-    let world = World::with_store(&[vec![1; 8], vec![1]], 3);
+    let world = Both::with_store(&[vec![1; 8], vec![1]], 3);
     world.rounds(8);
     world.check();
     let merged = world.fake.0.lock().files[&1].iter().filter(|page| page.frame.is_some()).count();
@@ -139,7 +219,7 @@ fn a_held_page_joins_later_and_a_full_frame_is_not_joined() {
 
 #[test]
 fn a_content_is_in_files_if_a_page_of_theirs_has_it() {
-    let world = World::with_store(&[vec![1, 2, 2, 3], vec![3, 4, 0]], 100);
+    let world = Both::with_store(&[vec![1, 2, 2, 3], vec![3, 4, 0]], 100);
     world.rounds(4);
     let digest = |content: u64| {
         kmem::pageonefs::digest_of(xxhash_rust::xxh3::xxh3_64_with_seed(
@@ -147,7 +227,7 @@ fn a_content_is_in_files_if_a_page_of_theirs_has_it() {
             world.contents.seed.get(),
         ))
     };
-    let is_in_files = |content| world.contents.has(digest(content));
+    let is_in_files = |content| world.bridge.has(digest(content));
     assert_eq!([1, 2, 3, 4, 5].map(is_in_files), [true, true, true, false, false]);
     world.write(1, 3, 6);
     world.rounds(4);
@@ -156,19 +236,13 @@ fn a_content_is_in_files_if_a_page_of_theirs_has_it() {
 
 #[test]
 fn only_frames_of_a_segment_are_looked_at_and_lent() {
-    use crate::backend::module::kernel::Kernel;
-    use crate::backend::module::stores::StoreKernel;
-    use crate::store::Cursor;
-    use crate::store::domain::{Domain, DomainKey};
-    use kmem::pageonefs::{Ask, Entry as Pairing};
-
     let domain = Arc::new(Domain::new(DomainKey::named(None, "lends"), &Config::default()));
     domain.store.grow_lendable(1);
     let mut cursor = Cursor::new(&domain.store, None);
     let frames = [1, 2].map(|byte| cursor.put(&[byte; kmem::PAGE_SIZE], 1).unwrap());
     drop(cursor);
     let [slot, dying] = frames.map(|frame| frame.slot().index());
-    let world = World::with_store(&[vec![9; wire::SEGMENT_PAGES as usize]], 100);
+    let world = Both::with_store(&[vec![9; wire::SEGMENT_PAGES as usize]], 100);
     let lendable = domain.store.lendable();
     let [(first, segment)] = &lendable[..] else { panic!("one segment") };
     let kernel = StoreKernel::new(&domain, *first, segment, world.fake.clone());
@@ -199,17 +273,20 @@ fn only_frames_of_a_segment_are_looked_at_and_lent() {
 #[test]
 fn several_threads_lend_and_merge() {
     let image = |shift: u64| (0..1500).map(|page| (page + shift) % 1000 + 1).collect::<Vec<u64>>();
-    let world = World::with_store(&[image(0), image(0), image(700), image(300)], 10_000);
+    let world = Both::with_store(&[image(0), image(0), image(700), image(300)], 10_000);
     for round in 0..12 {
-        for file in world.files.values() {
-            file.scan().unwrap();
-        }
+        let segments = world.segments();
+        segments.iter().for_each(|segment| assert!(segment.scan().is_ok()));
+        world.files.values().for_each(|file| assert!(file.scan().is_ok()));
         std::thread::scope(|scope| {
+            for segment in &segments {
+                scope.spawn(|| lend(&world.shared, segment).unwrap());
+            }
             for file in world.files.values() {
-                scope.spawn(|| Merge::new(&world.shared, file, &world.files).run().unwrap());
+                scope.spawn(|| merge::run(&world.shared, file, &world.files).unwrap());
             }
         });
-        join(&world.shared, &world.files);
+        join(&world.shared, &world.bridge, &world.files);
         (0..50).for_each(|page| world.write(1 + round % 4, page * 29, 1 + page as u64));
     }
     world.rounds(12);
@@ -222,7 +299,7 @@ fn several_threads_lend_and_merge() {
 proptest! {
     #[test]
     fn files_use_what_stores_lend_whatever_happens(steps in prop::collection::vec(step(70), 1..60)) {
-        let mut world = World::with_store(&[vec![1; 70], (1..71).collect(), (0..70).map(|page| page / 3).collect()], 1000);
+        let mut world = Both::with_store(&[vec![1; 70], (1..71).collect(), (0..70).map(|page| page / 3).collect()], 1000);
         world.take(steps);
         world.rounds(16);
         world.check();

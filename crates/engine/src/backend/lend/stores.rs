@@ -13,13 +13,14 @@ use kmem::pageonefs::{Ask, Entry, File as Listed, Store};
 use rustix::io::Errno;
 use wire::{Run, SEGMENT_PAGES};
 
-use super::contents::Contents;
-use super::file::File;
-use super::kernel::Kernel;
-use super::round::free;
-use super::{Files, Mount};
+use super::bridge::Bridge;
+use super::loans::{Segment as Slots, Slots as OfStore};
+use crate::backend::module::file::File;
+use crate::backend::module::kernel::Kernel;
+use crate::backend::module::mounts::Files;
 use crate::core::content::frame::Frame;
 use crate::core::content::index::{ClientId, MAX_CLIENTS};
+use crate::core::ledger::LedgerError;
 use crate::store::domain::Domain;
 use crate::store::{Lending, Segment};
 use crate::world::shared::Shared;
@@ -110,86 +111,130 @@ impl Kernel for StoreKernel {
     }
 }
 
+/// The bridges between domains and mounts, as of the last look.
+#[derive(Default)]
+pub(super) struct Stores {
+    bridges: Vec<Arc<Bridge>>,
+}
+
+impl Stores {
+    pub(super) fn bridges(&self) -> &[Arc<Bridge>] {
+        &self.bridges
+    }
+
+    /// The segments that are lent, of all domains.
+    pub(super) fn segments(&self) -> impl Iterator<Item = Arc<Slots>> {
+        self.bridges.iter().flat_map(|bridge| bridge.segments.read().values().cloned().collect::<Vec<_>>())
+    }
+
+    /// Slots that are lent.
+    pub(super) fn pages_lent(&self) -> u64 {
+        self.segments().map(|segment| segment.state().region.counts().merged).sum()
+    }
+
+    /// Domains that have the name of a mount's are bridged. Takes in their segments that can be
+    /// lent to files, and lets those go that are gone.
+    pub(super) fn find(&mut self, files: &Files, shared: &Shared) {
+        let of_mounts = files.domains();
+        let pairs: Vec<_> = shared
+            .domains()
+            .into_iter()
+            .filter_map(|domain| {
+                let contents = of_mounts.get(&domain.key.to_string())?.clone();
+                Some((contents, domain))
+            })
+            .collect();
+        self.bridges.retain(|bridge| {
+            let stays = pairs.iter().any(|(contents, domain)| bridge.is_between(contents, domain));
+            if !stays {
+                bridge.update(files, Vec::new());
+            }
+            stays
+        });
+        for (contents, domain) in pairs {
+            let known = self.bridges.iter().find(|bridge| bridge.is_between(&contents, &domain)).cloned();
+            let bridge = known.unwrap_or_else(|| {
+                let bridge = Bridge::new(contents, &domain);
+                self.bridges.push(bridge.clone());
+                bridge
+            });
+            let found = |(first, segment): (Frame, Arc<Segment>)| {
+                let Some(Lending { store: Some(kernel), file, .. }) = segment.lending() else { return None };
+                let (kernel, file) = (kernel.clone(), *file);
+                Some(Found { domain: domain.clone(), first, segment, kernel, file })
+            };
+            bridge.update(files, domain.store.lendable().into_iter().filter_map(found).collect());
+        }
+    }
+}
+
 /// A segment that is there now.
 struct Found {
     domain: Arc<Domain>,
-    contents: Arc<Contents>,
     first: Frame,
     segment: Arc<Segment>,
+    kernel: Arc<Store>,
+    /// The kernel's id of its file.
+    file: u64,
 }
 
-impl Files {
-    /// Takes in the segments that can be lent to files, and lets those go that are gone.
-    pub(super) fn find_stores(&self, shared: &Shared) {
-        let mut found = self.lendable(shared);
+impl Bridge {
+    /// These are the segments that can be lent now.
+    fn update(&self, files: &Files, mut found: Vec<Found>) {
         let mut gone = Vec::new();
-        let mut state = self.state.lock();
-        let mut numbers = state.numbers();
-        state.stores.retain(|&id, file| {
-            let same = |found: &Found| {
-                found.segment.lending().is_some_and(|lending| lending.file == id)
-                    && Arc::ptr_eq(&found.contents, &file.contents)
-            };
+        let mut segments = self.segments.write();
+        segments.retain(|_, slots| {
+            let same = |found: &Found| found.file == slots.id;
             let here = found.iter().position(same).map(|at| found.swap_remove(at)).is_some();
             if !here {
-                gone.push(file.clone());
+                gone.push(slots.clone());
             }
             here
         });
         for found in found {
-            let Some(Lending { store: Some(kernel), file: id, .. }) = found.segment.lending() else { continue };
-            let Some(number) = free(&mut numbers) else {
+            let Some(number) = files.take_number() else {
                 tracing::warn!("more than {MAX_CLIENTS} files: a store is not lent to the others");
                 break;
             };
-            match store(&found, number, *id, Arc::new(OnStore(kernel.clone()))) {
-                Ok(file) => drop(state.stores.insert(*id, Arc::new(file))),
-                Err(why) => tracing::warn!("a segment is not lent to files: {why}"),
+            match self.slots(&found, number) {
+                Ok(slots) => drop(segments.insert(number, Arc::new(slots))),
+                Err(why) => {
+                    files.give_number_back(number);
+                    tracing::warn!("a segment is not lent to files: {why}");
+                }
             }
         }
-        drop(state);
-        gone.iter().for_each(|file| file.reap());
-    }
-
-    /// Segments of domains that have the name of a mount's. These domains are told of the files.
-    fn lendable(&self, shared: &Shared) -> Vec<Found> {
-        let of_mounts: Vec<(String, Arc<Contents>)> = {
-            let state = self.state.lock();
-            let of = |mount: &Mount| (mount.point.domain().to_owned(), mount.contents.clone());
-            state.mounts.values().map(of).filter(|(name, _)| !name.is_empty()).collect()
-        };
-        let mut found = Vec::new();
-        for domain in shared.domains() {
-            let name = domain.key.to_string();
-            let contents = of_mounts.iter().find(|(of_mount, _)| *of_mount == name).map(|(_, contents)| contents);
-            let Some(contents) = contents else {
-                domain.set_files(None);
-                continue;
-            };
-            let files: Weak<Contents> = Arc::downgrade(contents);
-            domain.set_files(Some(files));
-            contents.set_clients(&domain);
-            for (first, segment) in domain.store.lendable() {
-                found.push(Found { domain: domain.clone(), contents: contents.clone(), first, segment });
-            }
+        drop(segments);
+        for slots in gone {
+            slots.reap();
+            self.loans.close(slots.number);
+            files.give_number_back(slots.number);
         }
-        found
     }
-}
 
-/// A segment, as a file.
-fn store(
-    found: &Found,
-    number: ClientId,
-    id: u64,
-    calls: Arc<dyn Kernel>,
-) -> Result<File, crate::core::ledger::LedgerError> {
-    let Found { domain, contents, first, segment } = found;
-    let mut listed = Listed::default();
-    (listed.id, listed.inode, listed.size) = (id, segment.id, u64::from(SEGMENT_PAGES) * PAGE_SIZE as u64);
-    let kernel = Arc::new(StoreKernel::new(domain, *first, segment, calls));
-    let file = File::new(&listed, number, contents.clone(), kernel)?.of_store();
-    // What changed before was told to another file, or to none.
-    segment.changes_all();
-    Ok(file)
+    /// A segment, as a file.
+    fn slots(&self, found: &Found, number: ClientId) -> Result<Slots, LedgerError> {
+        let Found { domain, first, segment, kernel, file } = found;
+        let mut listed = Listed::default();
+        (listed.id, listed.inode, listed.size) = (*file, segment.id, u64::from(SEGMENT_PAGES) * PAGE_SIZE as u64);
+        let calls = Arc::new(OnStore(kernel.clone()));
+        let slots = self.open(&listed, number, Arc::new(StoreKernel::new(domain, *first, segment, calls)))?;
+        // What changed before was told to another file, or to none.
+        segment.changes_all();
+        Ok(slots)
+    }
+
+    /// A file whose pages are slots.
+    pub(super) fn open(
+        &self,
+        listed: &Listed,
+        number: ClientId,
+        kernel: Arc<dyn Kernel>,
+    ) -> Result<Slots, LedgerError> {
+        let slots = File::new(listed, number, self.contents.clone(), kernel, OfStore(self.loans.clone()))?;
+        // The slots that are frames have bits from the beginning.
+        slots.state().region.first_scan = false;
+        self.loans.open(number);
+        Ok(slots)
+    }
 }

@@ -12,78 +12,71 @@ use kmem::pageonefs::Entry as Pairing;
 use rustix::io::Errno;
 use wire::PageNo;
 
-use super::USER;
-use super::contents::Contents;
-use super::file::{File, State, merged};
-use super::merge::{ByNumber, CHUNK, Wanted, settle};
-use crate::core::content::frame::Frame;
-use crate::core::content::index::Place;
+use super::bridge::Bridge;
+use crate::backend::module::USER;
+use crate::backend::module::file::{CHUNK, File, State};
+use crate::backend::module::merge::ByNumber;
+use crate::backend::module::settle::{Wanted, settle};
+use crate::core::content::index::{Content, Place};
 use crate::core::ledger::Entry;
+use crate::core::merge::pass::Pace;
 use crate::world::shared::Shared;
 
 /// The join of one domain's files in a round.
 struct Join<'a> {
-    shared: &'a Shared,
-    contents: &'a Contents,
+    pace: Pace<'a>,
+    bridge: &'a Bridge,
     /// The frames to go to, by the handles of their contents. One that is full goes out.
     frames: BTreeMap<u32, u64>,
     /// Contents of pages that could not go.
     later: BTreeSet<u32>,
 }
 
-/// Has the pages of files join the frames that stores lend.
-pub(super) fn join(shared: &Shared, files: &ByNumber) {
-    let mut done: Vec<*const Contents> = Vec::new();
-    for contents in files.values().map(|file| &file.contents) {
-        if done.contains(&Arc::as_ptr(contents)) {
-            continue;
-        }
-        done.push(Arc::as_ptr(contents));
-        let asked = contents.loans.take_joins();
-        let frame = |&handle: &u32| Some((handle, contents.loans.frame(handle)?));
-        let frames: BTreeMap<u32, u64> = asked.keys().filter_map(frame).collect();
-        if frames.is_empty() {
-            continue;
-        }
-        let mut join = Join { shared, contents, frames, later: BTreeSet::new() };
-        for file in files.values().filter(|file| !file.lends && Arc::ptr_eq(&file.contents, contents)) {
-            if let Err(why) = join.file(file) {
-                tracing::debug!(inode = file.inode, "its pages do not join those of a store: {why}");
-            }
-        }
-        join.end(&asked);
+/// Has the pages of a domain's files join the frames that its store lends.
+pub(super) fn join(shared: &Shared, bridge: &Bridge, files: &ByNumber) {
+    let asked = bridge.loans.take_joins();
+    let frame = |&handle: &u32| Some((handle, bridge.loans.frame(handle)?));
+    let frames: BTreeMap<u32, u64> = asked.keys().filter_map(frame).collect();
+    if frames.is_empty() {
+        return;
     }
+    let mut join = Join { pace: shared.pace(USER), bridge, frames, later: BTreeSet::new() };
+    for file in files.values().filter(|file| Arc::ptr_eq(&file.contents, &bridge.contents)) {
+        if let Err(why) = join.file(file) {
+            tracing::debug!(inode = file.inode, "its pages do not join those of a store: {why}");
+        }
+    }
+    join.end(&asked);
 }
 
 impl Join<'_> {
     fn file(&mut self, file: &File) -> Result<(), Errno> {
-        let pages: Vec<(PageNo, Entry, u32)> = {
+        let pages: Vec<(PageNo, Entry<Content>, u32)> = {
             let state = file.state();
             let known = state.region.known(state.region.all()).map(|page| (page, state.region.entry(page)));
             let with_handle = known.filter_map(|(page, entry)| match entry {
-                Entry::Merged(Frame(handle)) | Entry::Unshared(handle) => Some((page, entry, handle)),
+                Entry::Merged(Content(handle)) | Entry::Unshared(handle) => Some((page, entry, handle)),
                 _ => None,
             });
             with_handle.filter(|(.., handle)| self.frames.contains_key(handle)).collect()
         };
         for chunk in pages.chunks(CHUNK) {
-            if self.shared.stopping() {
+            if !self.pace.wait() {
                 self.later.extend(self.frames.keys());
                 return Ok(());
             }
-            self.shared.pacer.pause(USER, || self.shared.stopping());
-            self.shared.pacer.took(USER, chunk.len() as u64);
+            self.pace.took(chunk.len() as u64);
             self.chunk(file, chunk)?;
         }
         Ok(())
     }
 
-    fn chunk(&mut self, file: &File, pages: &[(PageNo, Entry, u32)]) -> Result<(), Errno> {
+    fn chunk(&mut self, file: &File, pages: &[(PageNo, Entry<Content>, u32)]) -> Result<(), Errno> {
         let (mut now, mut pairings) = (Vec::with_capacity(pages.len()), Vec::with_capacity(pages.len()));
         for &(page, entry, handle) in pages {
             let Some(&frame) = self.frames.get(&handle) else { continue };
             // A merged page is a user already.
-            if entry == merged(handle) || self.contents.enter(handle) {
+            if entry == Entry::Merged(Content(handle)) || self.bridge.contents.enter(handle) {
                 now.push((page, entry, handle, frame));
                 pairings.push(Pairing::new(page.into(), Some(frame)));
             }
@@ -107,12 +100,12 @@ impl Join<'_> {
                 }
                 Ok(()) => Ok(()),
             };
-            if entry == merged(handle) {
+            if entry == Entry::Merged(Content(handle)) {
                 moved(file, &mut state, page, entry, outcome);
                 continue;
             }
             if outcome.is_err() {
-                self.contents.leave(handle);
+                self.bridge.contents.leave(handle);
             }
             let wanted = Wanted { page, handle, place: Place::Below(frame) };
             if state.region.entry(page) == entry || outcome.is_ok() {
@@ -124,20 +117,20 @@ impl Join<'_> {
 
     /// The contents are where their pages went. `asked`: in how many rounds before.
     fn end(self, asked: &BTreeMap<u32, u8>) {
-        let index = &self.contents.index;
+        let index = &self.bridge.contents.index;
         for (&handle, &frame) in &self.frames {
             if let Some((_, place @ Place::Below(_))) = index.get(handle) {
                 index.change(handle, place, Place::Below(frame));
             }
         }
         for handle in self.later.into_iter().filter(|handle| self.frames.contains_key(handle)) {
-            self.contents.loans.join_later(handle, asked.get(&handle).copied().unwrap_or_default());
+            self.bridge.loans.join_later(handle, asked.get(&handle).copied().unwrap_or_default());
         }
     }
 }
 
 /// What became of a page that used a frame of the content already.
-fn moved(file: &File, state: &mut State, page: PageNo, entry: Entry, outcome: Result<(), Errno>) {
+fn moved(file: &File, state: &mut State, page: PageNo, entry: Entry<Content>, outcome: Result<(), Errno>) {
     // Written since: the next scan says so, too.
     if outcome == Err(Errno::STALE) && state.region.entry(page) == entry {
         state.region.set(page, Entry::Fresh);

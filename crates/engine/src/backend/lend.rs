@@ -1,0 +1,55 @@
+//! Lending: clients of agents and files of mounts share memory, where their domains have one name.
+//! Only this folder knows both back ends.
+//!
+//! ```text
+//!   each round:   stores ──▶ slots that changed are looked up; one of each content is lent
+//!                 files  ──▶ as ever; what they find new asks clients ([`bridge`])
+//!                 join   ──▶ pages of files go to the slots that were lent since
+//! ```
+//!
+//! A lent slot stays where it is, in the clients' store, and is a frame of the files', too. Without
+//! such domains a round is the files' alone.
+
+mod bridge;
+mod join;
+mod loans;
+mod stores;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use self::stores::Stores;
+use crate::backend::module::mounts::{Due, Files};
+use crate::backend::module::{merge, round};
+use crate::world::shared::Shared;
+
+/// The thread of the files: a round each time that one is requested, and a look when there is news,
+/// until the engine stops.
+pub(crate) fn run(files: &Arc<Files>, shared: &Arc<Shared>) {
+    let mut stores = Stores::default();
+    while let Some(due) = files.wait(shared) {
+        files.find(shared);
+        stores.find(files, shared);
+        if due == Due::Round {
+            round(files, &stores, shared);
+        }
+        // A lent frame has no memory of its own: its slot, which counts as merged here, cancels it.
+        files.note(shared, stores.pages_lent());
+    }
+}
+
+/// Scans and merges.
+fn round(files: &Files, stores: &Stores, shared: &Shared) {
+    let all = files.managed();
+    let slots = round::scan(shared, stores.segments());
+    let due = round::scan(shared, all.values().cloned());
+    if shared.headroom().short.is_some() {
+        return;
+    }
+    round::merge(shared, &slots, |segment| loans::lend(shared, segment));
+    round::merge(shared, &due, |file| merge::run(shared, file, &all));
+    for bridge in stores.bridges() {
+        join::join(shared, bridge, &all);
+    }
+}

@@ -1,0 +1,215 @@
+//! The mounts that are managed, and their files; when to look at them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kmem::memfd::FileId;
+use kmem::pageonefs::Stats;
+use parking_lot::{Condvar, Mutex};
+
+use super::contents::Contents;
+use super::file::{File, Totals};
+use super::kernel::MountPoint;
+use super::recycle::known::Known;
+use crate::core::content::index::{ClientId, MAX_CLIENTS};
+use crate::world::shared::Shared;
+
+/// Time between two looks for news.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+
+/// What there is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Mounts and files are found, and whose they are.
+    Look,
+    /// And they are scanned and merged.
+    Round,
+}
+
+/// A mount that is managed.
+pub(crate) struct Mount {
+    pub(crate) point: Arc<MountPoint>,
+    pub(crate) contents: Arc<Contents>,
+    /// As of the last round.
+    pub(crate) stats: Stats,
+    /// By the kernel's ids.
+    pub(crate) files: BTreeMap<u64, Arc<File>>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// By device number.
+    pub(super) mounts: BTreeMap<u64, Mount>,
+    /// Numbers of files, and of segments that are lent to them.
+    pub(super) numbers: BTreeSet<ClientId>,
+    /// Mounts that cannot be managed, and why: told once.
+    pub(super) refused: BTreeMap<u64, String>,
+    /// A round was requested.
+    asked: bool,
+    /// There is news of mounts.
+    news: bool,
+    /// When it was looked last for news.
+    looked: Option<Instant>,
+    /// Where mounts tell of news.
+    pub(super) told_by: Option<Arc<OwnedFd>>,
+    /// A round is under way.
+    busy: bool,
+    /// Sums over files that are gone.
+    pub(super) gone: Totals,
+}
+
+/// A number that none of these is; it is added. `None`: there are too many.
+pub(super) fn take_number(numbers: &mut BTreeSet<ClientId>) -> Option<ClientId> {
+    let number = (0..MAX_CLIENTS).map(ClientId).find(|number| !numbers.contains(number))?;
+    numbers.insert(number);
+    Some(number)
+}
+
+/// All mounts, and the thread that works on them.
+#[derive(Default)]
+pub(crate) struct Files {
+    pub(super) state: Mutex<State>,
+    wake: Condvar,
+    pub(super) guests: Known,
+}
+
+/// Why there can be no agents on this kernel, and what merges without.
+pub(crate) fn no_agents() -> Option<String> {
+    let release = kmem::pagemap::too_old()?;
+    let module = match kmem::pageonefs::is_loaded() {
+        true => "files of pageonefs are merged: start QEMU by `pageone run --backend module`",
+        false => "and pageonefs is not loaded, so nothing is merged; `pageone doctor` says more",
+    };
+    Some(format!("Linux {release} is too old for them, 6.7 or later is needed; {module}"))
+}
+
+/// What is told of a mount.
+pub(crate) struct OfMount {
+    /// `domain=`, or the path where it has none.
+    pub(crate) name: String,
+    pub(crate) stats: Stats,
+    pub(crate) contents: Arc<Contents>,
+    pub(crate) files: Vec<Arc<File>>,
+}
+
+impl Files {
+    /// Requests a round: a merge period has begun.
+    pub(crate) fn ask(&self) {
+        self.state.lock().asked = true;
+        self.wake.notify_one();
+    }
+
+    /// Mounts tell of news by this eventfd from now on.
+    pub(crate) fn told_by(&self, eventfd: Arc<OwnedFd>) {
+        self.state.lock().told_by = Some(eventfd);
+    }
+
+    /// There is news of mounts: a file came or went, or is plain.
+    pub(crate) fn news(&self) {
+        self.state.lock().news = true;
+        self.wake.notify_one();
+    }
+
+    /// Whether a round is requested or under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        let state = self.state.lock();
+        state.asked || state.busy
+    }
+
+    /// Whether there are mounts, by what the kernel says now.
+    pub(crate) fn has_mounts() -> bool {
+        kmem::pageonefs::mounts().is_ok_and(|mounts| !mounts.is_empty())
+    }
+
+    /// Whether there are files, as of the last round.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.lock().mounts.values().all(|mount| mount.files.is_empty())
+    }
+
+    /// A number for a segment that is lent to files. `None`: there are too many files.
+    pub(crate) fn take_number(&self) -> Option<ClientId> {
+        take_number(&mut self.state.lock().numbers)
+    }
+
+    /// Nobody has this number any more.
+    pub(crate) fn give_number_back(&self, number: ClientId) {
+        self.state.lock().numbers.remove(&number);
+    }
+
+    /// The domains of mounts that have one, by name.
+    pub(crate) fn domains(&self) -> BTreeMap<String, Arc<Contents>> {
+        let of = |mount: &Mount| (mount.point.domain().to_owned(), mount.contents.clone());
+        let all = self.state.lock().mounts.values().map(of).collect::<BTreeMap<_, _>>();
+        all.into_iter().filter(|(name, _)| !name.is_empty()).collect()
+    }
+
+    /// Whether this is the device of a mount that is managed.
+    pub(super) fn is_managed(&self, device: u64) -> bool {
+        self.state.lock().mounts.contains_key(&device)
+    }
+
+    /// A file, as of the last round.
+    pub(super) fn file(&self, id: FileId) -> Option<Arc<File>> {
+        let state = self.state.lock();
+        state.mounts.get(&id.dev)?.files.values().find(|file| file.inode == id.ino).cloned()
+    }
+
+    /// What there is to tell, mount by mount.
+    pub(crate) fn tell(&self) -> Vec<OfMount> {
+        let of = |mount: &Mount| OfMount {
+            name: mount.point.name(),
+            stats: mount.stats,
+            contents: mount.contents.clone(),
+            files: mount.files.values().cloned().collect(),
+        };
+        self.state.lock().mounts.values().map(of).collect()
+    }
+
+    /// Sums over files that are gone.
+    pub(crate) fn gone(&self) -> Totals {
+        self.state.lock().gone
+    }
+
+    /// Frames of all domains, as of the last round.
+    pub(super) fn frames(&self) -> u64 {
+        let mut of_domains: Vec<(*const Contents, u64)> = Vec::new();
+        for mount in self.state.lock().mounts.values() {
+            let domain = Arc::as_ptr(&mount.contents);
+            if of_domains.iter().all(|&(other, _)| other != domain) {
+                of_domains.push((domain, mount.stats.frames));
+            }
+        }
+        of_domains.iter().map(|&(_, frames)| frames).sum()
+    }
+
+    /// Waits until a round is requested, or there is news to look for. `None`: the engine stops.
+    pub(crate) fn wait(&self, shared: &Shared) -> Option<Due> {
+        let mut state = self.state.lock();
+        state.busy = false;
+        while !state.asked && !shared.stopping() {
+            let soon = state.looked.map(|looked| looked + LOOK_PAUSE).filter(|soon| *soon > Instant::now());
+            match (state.news, soon) {
+                (false, _) => self.wake.wait(&mut state),
+                // A program that makes files in a loop costs a look a second.
+                (true, Some(soon)) => _ = self.wake.wait_until(&mut state, soon),
+                (true, None) => break,
+            }
+        }
+        if shared.stopping() {
+            return None;
+        }
+        state.busy = std::mem::take(&mut state.asked);
+        (state.news, state.looked) = (false, Some(Instant::now()));
+        Some(if state.busy { Due::Round } else { Due::Look })
+    }
+
+    /// Ends the threads; the engine is stopping.
+    pub(crate) fn wake(&self) {
+        // Under the lock: the thread is between its look and its wait otherwise.
+        drop(self.state.lock());
+        self.wake.notify_all();
+        self.guests.wake();
+    }
+}

@@ -1,0 +1,55 @@
+//! Guests come, are swept, and go.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kmem::pidfd::PidFd;
+
+use super::find;
+use super::known::Looked;
+use crate::backend::module::file::File;
+use crate::backend::module::mounts::Files;
+use crate::backend::module::owner::Owner;
+use crate::world::shared::Shared;
+
+/// How often it is looked whether guests have ended, at least. Without guests the thread rests.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Looks for a pool in processes that have this file open, each once.
+pub(in super::super) fn find_guests(files: &Arc<Files>, shared: &Arc<Shared>, file: &Arc<File>, holders: &[Owner]) {
+    files.guests.reap();
+    for holder in holders {
+        let (pid, file) = (holder.pid, file.clone());
+        let mut all = files.guests.all.lock();
+        if all.get(&pid).is_some_and(|looked| !looked.process.has_exited()) {
+            continue;
+        }
+        let (Ok(kept), Ok(process)) = (PidFd::open(pid), PidFd::open(pid)) else { continue };
+        let before = all.insert(pid, Looked { process: kept, uid: holder.uid, told: None, guest: None });
+        drop(all);
+        before.into_iter().for_each(|mut looked| looked.end());
+        find::start(files, shared, find::Subject { pid, process, uid: holder.uid, file });
+    }
+}
+
+impl Files {
+    /// The owner of a process that is a guest with a pool.
+    pub(crate) fn owner(&self, pid: i32) -> Option<u32> {
+        self.guests.all.lock().get(&pid).filter(|looked| looked.told.is_some()).map(|looked| looked.uid)
+    }
+
+    /// The thread: sweeps where one is due, until the engine stops.
+    pub(crate) fn recycle(&self, shared: &Shared) {
+        while !shared.stopping() {
+            let next = self.guests.reap().iter().filter_map(|guest| guest.look(shared)).min();
+            let mut all = self.guests.all.lock();
+            if !shared.stopping() {
+                let wait = next.map_or(IDLE, |next| next.saturating_duration_since(Instant::now()).min(IDLE));
+                match all.values().any(|looked| looked.told.is_some()) {
+                    true => _ = self.guests.wake.wait_for(&mut all, wait),
+                    false => self.guests.wake.wait(&mut all),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The guests that are known, and the processes that were looked at.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kmem::pidfd::PidFd;
+use parking_lot::{Condvar, Mutex};
+
+use super::process::Qemu;
+use super::sweep::Sweeper;
+use crate::backend::module::file::File;
+use crate::client::recycling::Recycling;
+use crate::core::recycle::policy::{LOOK_AFTER, SWEEP_SHARE};
+use crate::world::shared::Shared;
+
+/// A guest whose free pages are punched.
+pub(super) struct Guest {
+    pub(super) qemu: Arc<Qemu>,
+    /// Locked for as long as somebody has a session with QEMU's monitor.
+    pub(super) sweeper: Mutex<Sweeper>,
+    pub(super) recycling: Arc<Mutex<Recycling>>,
+    pub(super) files: Vec<Arc<File>>,
+}
+
+/// A process that has a file open.
+pub(super) struct Looked {
+    pub(super) process: PidFd,
+    pub(super) uid: u32,
+    /// Once it was found to have a pool: the file that tells of it.
+    pub(super) told: Option<(Arc<File>, Arc<Mutex<Recycling>>)>,
+    /// Once it is known where its RAM lies.
+    pub(super) guest: Option<Arc<Guest>>,
+}
+
+impl Looked {
+    /// The process has ended.
+    pub(super) fn end(&mut self) {
+        self.guest.take().iter().for_each(|guest| guest.end());
+        if let Some((file, recycling)) = &self.told {
+            file.untold(recycling);
+        }
+    }
+}
+
+/// The processes that have files open, by their numbers.
+#[derive(Default)]
+pub(in super::super) struct Known {
+    pub(super) all: Mutex<BTreeMap<i32, Looked>>,
+    pub(super) wake: Condvar,
+}
+
+impl Known {
+    /// The process has a pool.
+    pub(super) fn tell(&self, pid: i32, file: &Arc<File>, recycling: &Arc<Mutex<Recycling>>) {
+        if let Some(looked) = self.all.lock().get_mut(&pid) {
+            looked.told = Some((file.clone(), recycling.clone()));
+            file.state().recycling = Some(recycling.clone());
+        }
+        self.wake.notify_all();
+    }
+
+    /// The process has been looked at, and is this guest.
+    pub(super) fn add(&self, pid: i32, guest: Arc<Guest>) {
+        if let Some(looked) = self.all.lock().get_mut(&pid) {
+            looked.guest = Some(guest);
+        }
+        self.wake.notify_all();
+    }
+
+    /// The file is gone, and with it the guest that had it as RAM.
+    pub(in super::super) fn forget(&self, file: &Arc<File>) {
+        let has = |guest: &Arc<Guest>| guest.files.iter().any(|other| Arc::ptr_eq(other, file));
+        for looked in self.all.lock().values_mut() {
+            if looked.guest.as_ref().is_some_and(has) {
+                looked.end();
+            }
+        }
+    }
+
+    /// Ends the thread; the engine is stopping.
+    pub(in super::super) fn wake(&self) {
+        // Under the lock: the thread is between its look and its wait otherwise.
+        drop(self.all.lock());
+        self.wake.notify_all();
+    }
+
+    /// Lets those go that have ended. Returns the guests.
+    pub(super) fn reap(&self) -> Vec<Arc<Guest>> {
+        let mut all = self.all.lock();
+        all.retain(|_, looked| {
+            let lives = !looked.process.has_exited();
+            if !lives {
+                looked.end();
+            }
+            lives
+        });
+        all.values().filter_map(|looked| looked.guest.clone()).collect()
+    }
+}
+
+impl Guest {
+    /// Sweeps if it is time. Returns when to look again; `None`: never.
+    pub(super) fn look(&self, shared: &Shared) -> Option<Instant> {
+        let now = Instant::now();
+        let period = {
+            let mut recycling = self.recycling.lock();
+            if now < recycling.due {
+                return Some(recycling.due);
+            }
+            recycling.due = now + recycling.period.mul_f64(LOOK_AFTER);
+            recycling.period
+        };
+        // The device is being plugged, which may take minutes.
+        let Some(mut sweeper) = self.sweeper.try_lock() else { return Some(self.recycling.lock().due) };
+        sweeper.drain();
+        let has_work = {
+            let recycling = self.recycling.lock();
+            !recycling.is_dropped() && !recycling.is_paused() && recycling.has_marks()
+        };
+        if has_work && let Some(budget) = shared.pacer.allowance(period.mul_f64(SWEEP_SHARE)) {
+            sweeper.sweep(&self.files, budget, &self.recycling, || shared.stopping());
+        }
+        Some(self.recycling.lock().due)
+    }
+
+    /// Its process has ended: what it recycled counts for its first file.
+    fn end(&self) {
+        let recycled = self.recycling.lock().totals.pages;
+        for (at, file) in self.files.iter().enumerate() {
+            file.untold(&self.recycling);
+            let mut state = file.state();
+            state.region.free = None;
+            state.totals.recycled += if at == 0 { recycled } else { 0 };
+        }
+    }
+}

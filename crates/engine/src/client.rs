@@ -21,12 +21,15 @@ mod flight;
 pub(crate) mod link;
 pub(crate) mod memory;
 mod protocol;
-pub(crate) mod recycling;
+mod recycling;
 mod refusals;
 pub(crate) mod requests;
+mod rest;
 pub(crate) mod scanning;
-mod send;
+pub(crate) mod send;
 mod settle;
+pub(crate) mod sweeps;
+mod under_scan;
 pub(crate) mod watch;
 
 use std::collections::{BTreeMap, HashSet};
@@ -42,7 +45,6 @@ use kmem::pidfd::PidFd;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{HugePages, PageNo, RegionId, SegmentId};
 
-use self::apply::Rest;
 pub(crate) use self::apply::{Next, add_region};
 use self::budget::Budget;
 use self::credit::Credit;
@@ -54,10 +56,12 @@ use self::flight::Flight;
 use self::link::{Link, Tracking};
 use self::memory::Memory;
 pub(crate) use self::protocol::ProtocolError;
-use self::recycling::Recycling;
 use self::refusals::Refusals;
 use self::requests::Requests;
-use self::watch::Watch;
+use self::rest::Rest;
+use self::sweeps::Sweeps;
+use self::under_scan::UnderScan;
+use self::watch::Observers;
 use crate::core::content::frame::Frame;
 use crate::core::content::index::{ClientId, Place, Sighting};
 use crate::core::ledger::written::Unmerged;
@@ -106,16 +110,7 @@ pub(crate) struct Schedule {
     /// When the cooldown period of copies began; see [`crate::core::ledger`].
     pub(crate) cooldown_began: Instant,
     /// A scan that is under way, without the lock.
-    scanning: Option<scanning::Scanning>,
-}
-
-/// Requests that want to know what scans find.
-#[derive(Default)]
-pub(crate) struct Observers {
-    /// What the client has changed since a checkpoint.
-    pub(crate) changes: Option<changes::Log>,
-    /// Its dirty rate is being measured.
-    pub(crate) watch: Option<Watch>,
+    scanning: Option<UnderScan>,
 }
 
 /// The changing half of a client.
@@ -137,7 +132,7 @@ pub(crate) struct State {
     /// The message that is not applied to its end.
     rest: Option<Rest>,
     /// Its guest marks free pages.
-    pub(crate) recycling: Option<Recycling>,
+    pub(crate) recycling: Option<Sweeps>,
 }
 
 impl State {
@@ -278,7 +273,11 @@ impl Client {
 
     /// One page leaves its frame.
     pub(crate) fn release(&self, frame: Frame) {
-        self.domain.release(frame, self.forked());
+        if self.forked() {
+            // A child without an agent may still map it.
+            self.domain.store.pin(frame);
+        }
+        self.domain.release(frame);
     }
 
     fn sighting(&self, region: RegionId, page: PageNo) -> Sighting {

@@ -1,6 +1,6 @@
 //! Applying what an agent says: the one place where its messages are told apart.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use wire::recycle::Recycled;
 use wire::{PageNo, RegionId, Run, ToDaemon};
 
 use super::link::{Link, Tracking};
+use super::rest::{Rest, What};
 use super::{Client, ProtocolError, State};
 use crate::config::bounds::SLICE;
 use crate::core::content::index::MAX_REGIONS;
@@ -27,24 +28,6 @@ pub(crate) enum Next {
     /// QEMU's monitor has come: it is to be asked where its guest's RAM lies, and whether the
     /// device is plugged in; then as [`Next::Reclaim`].
     AskMonitor,
-}
-
-/// What a message says of pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    Discarded,
-    Shrunk,
-    /// They leave management, and may map their frames for as long as the process lives.
-    Retained,
-    Recycled,
-}
-
-/// The part of a message about pages that is not applied yet. A message can name as many pages as a
-/// region has, so that its work is done in slices; other clients are served between two of them.
-pub(crate) struct Rest {
-    what: What,
-    region: RegionId,
-    runs: VecDeque<Run>,
 }
 
 impl Client {

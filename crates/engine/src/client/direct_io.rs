@@ -7,8 +7,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::Client;
-
 /// What the last look found.
 #[derive(Debug, Default)]
 pub(crate) struct DirectIo {
@@ -23,32 +21,15 @@ impl DirectIo {
     }
 
     /// Whether to look again.
-    fn is_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.found.as_ref().is_none_or(|&(_, until)| now >= until)
     }
 
     /// A look found this. `cooldown`: `direct_io_seconds`. Returns whether that is new.
-    fn looked(&mut self, why: Option<String>, cooldown: Duration, now: Instant) -> bool {
+    pub(crate) fn looked(&mut self, why: Option<String>, cooldown: Duration, now: Instant) -> bool {
         let new = why.is_some() && self.found.is_none();
         self.found = why.map(|why| (why, now + 2 * cooldown));
         new
-    }
-}
-
-impl Client {
-    /// Looks for direct I/O, unless that is known. Takes the client's lock, but not while it looks.
-    /// `cooldown`: `direct_io_seconds`; 0: pages do not cool down. `look` names the file or device
-    /// through which such I/O may come; `None`: no such I/O.
-    pub(crate) fn look_for_direct_io(&self, cooldown: f64, look: impl FnOnce() -> Option<String>) {
-        if cooldown == 0.0 || !self.state().direct_io.is_due(Instant::now()) {
-            return;
-        }
-        let why = look();
-        let mut state = self.state();
-        if state.direct_io.looked(why, Duration::from_secs_f64(cooldown), Instant::now()) {
-            let over = state.direct_io.why().map_or("", String::as_str);
-            tracing::info!(pid = self.pid, "pages wait {cooldown} s after a write: direct I/O over {over}");
-        }
     }
 }
 

@@ -6,10 +6,8 @@
 use parking_lot::Mutex;
 use wire::{PageNo, RegionId};
 
-use super::Client;
 use crate::core::content::frame::Frame;
 use crate::core::content::index::Sighting;
-use crate::core::ledger::Entry;
 
 /// Another client's pass made a frame of what was sighted here. This page should use it too, and is
 /// counted as its user.
@@ -63,26 +61,9 @@ impl Requests {
     pub(crate) fn add_seen_elsewhere(&self, here: Sighting, handle: u32) {
         self.seen_elsewhere.lock().push((here, handle));
     }
-}
 
-impl Client {
-    /// Counts what was seen elsewhere among what can be merged of huge pages here. Whether one is
-    /// given up with that.
-    pub(crate) fn count_seen_elsewhere(&self) -> bool {
-        let seen = std::mem::take(&mut *self.requests.seen_elsewhere.lock());
-        if seen.is_empty() {
-            return false;
-        }
-        let mut state = self.state();
-        let mut given_up = false;
-        for (Sighting { region, page, .. }, handle) in seen {
-            if let Some(region) = state.regions.get_mut(&region)
-                && region.entry(page) == Entry::Unshared(handle)
-                && region.keeps_huge(page)
-            {
-                given_up |= region.can_merge(page);
-            }
-        }
-        given_up
+    /// Takes what other clients have of the sightings here.
+    pub(crate) fn take_seen_elsewhere(&self) -> Vec<(Sighting, u32)> {
+        std::mem::take(&mut self.seen_elsewhere.lock())
     }
 }

@@ -12,17 +12,9 @@
 use parking_lot::MutexGuard;
 use wire::{PageNo, RegionId, Run};
 
+use super::under_scan::UnderScan;
 use super::{Client, State};
 use crate::core::ledger::Emptied;
-
-/// A scan under way.
-#[derive(Default)]
-pub(crate) struct Scanning {
-    /// The region that is being scanned.
-    region: RegionId,
-    /// Its pages of which the agent has reported since the scan of the region began.
-    overtaken: Emptied,
-}
 
 impl Client {
     /// The changing half, at a time when no scan is under way: waits for the end of one.
@@ -47,7 +39,7 @@ impl Client {
         scan: impl FnOnce(&mut MutexGuard<'_, State>) -> R,
     ) -> R {
         debug_assert!(state.schedule.scanning.is_none(), "two scans at a time");
-        state.schedule.scanning = Some(Scanning::default());
+        state.schedule.scanning = Some(UnderScan::default());
         let result = scan(state);
         state.schedule.scanning = None;
         self.scan_ended.notify_all();
@@ -64,7 +56,7 @@ impl State {
 
     /// The scan under way comes to this region.
     pub(crate) fn begin_region(&mut self, region: RegionId) {
-        self.schedule.scanning = Some(Scanning { region, overtaken: Emptied::default() });
+        self.schedule.scanning = Some(UnderScan { region, overtaken: Emptied::default() });
     }
 
     /// The agent reports that these pages hold nothing now. Findings of a scan under way are older.

@@ -28,30 +28,41 @@ fn memory_is_sound() -> bool {
     is_sound
 }
 
+/// What becomes of pages that were planned and are not merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// They are young again.
+    Restart,
+    /// They are put off.
+    Defer,
+}
+
 impl Client {
-    /// These runs are not merged: their frames lose the user that was counted ahead. `later`: they
-    /// are put off.
-    pub(crate) fn undo(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], later: bool) {
-        if later && !runs.is_empty() {
+    /// These runs are not merged: their frames lose the user that was counted ahead.
+    pub(crate) fn undo(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], then: Then) {
+        if then == Then::Defer && !runs.is_empty() {
             state.budget.leave_out(state.totals.full_scans);
         }
-        self.give_back(state, id, runs, later);
+        self.give_back(state, id, runs, then);
     }
 
     /// See [`Client::undo`]; the budget of mappings is not why.
-    fn give_back(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], later: bool) {
+    fn give_back(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], then: Then) {
         for PlannedRun { run, target } in runs {
             for page in run.pages() {
                 // A page that was to be moved maps its frame as before.
                 if let Some(region) = state.regions.get_mut(&id)
                     && !matches!(region.entry(page), Entry::Merged(_))
                 {
-                    if later { region.defer(page) } else { region.restart(page) }
+                    match then {
+                        Then::Restart => region.restart(page),
+                        Then::Defer => region.defer(page),
+                    }
                 }
             }
             if let Target::Frame(first) = *target {
                 // No child can map what was never mapped.
-                (0..run.len).for_each(|i| self.domain.release(Frame(first.0 + i), false));
+                (0..run.len).for_each(|i| self.domain.release(Frame(first.0 + i)));
             }
         }
     }
@@ -70,7 +81,7 @@ impl Client {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));
         };
         let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.is_written(run.run));
-        self.undo(&mut state, id, &written, false);
+        self.undo(&mut state, id, &written, Then::Restart);
         let runs = self.without_left_out(&mut state, id, runs);
         if runs.is_empty() {
             return Ok(());
@@ -125,7 +136,7 @@ impl Client {
             }
         };
         let (left_out, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(is_left_out);
-        self.give_back(state, id, &left_out, true);
+        self.give_back(state, id, &left_out, Then::Defer);
         runs
     }
 

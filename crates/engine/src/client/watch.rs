@@ -1,9 +1,13 @@
 //! Watching a client: while its dirty rate is requested, scans stamp the pages that they find
 //! written (see `report::rates`).
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::client::State;
+use wire::RegionId;
+
+use super::changes::Log;
+use crate::core::ledger::Region;
 use crate::core::ledger::stamps::{REBASE_BY, Stamps};
 
 /// How long a client is watched after the last request.
@@ -35,14 +39,23 @@ impl Watch {
     }
 }
 
-impl State {
+/// Requests that want to know what scans find.
+#[derive(Default)]
+pub(crate) struct Observers {
+    /// What the client has changed since a checkpoint.
+    pub(crate) changes: Option<Log>,
+    /// Its dirty rate is being measured.
+    pub(crate) watch: Option<Watch>,
+}
+
+impl Observers {
     /// A scan begins: its findings are stamped with this time. Watching ends some time after the
     /// last request.
-    pub(crate) fn stamp_scan(&mut self, now: Instant) {
-        let Some(watch) = &mut self.observers.watch else { return };
+    pub(crate) fn stamp_scan(&mut self, regions: &mut BTreeMap<RegionId, Region>, now: Instant) {
+        let Some(watch) = &mut self.watch else { return };
         if now.duration_since(watch.requested) > PATIENCE {
-            self.observers.watch = None;
-            self.regions.values_mut().for_each(|region| region.stamps = None);
+            self.watch = None;
+            regions.values_mut().for_each(|region| region.stamps = None);
             return;
         }
         let back = Stamps::is_rebase_due(watch.tick(now));
@@ -50,7 +63,7 @@ impl State {
             watch.base += Duration::from_millis(100) * u32::from(REBASE_BY);
         }
         let tick = watch.tick(now);
-        for stamps in self.regions.values_mut().filter_map(|region| region.stamps.as_mut()) {
+        for stamps in regions.values_mut().filter_map(|region| region.stamps.as_mut()) {
             stamps.set_now(tick);
             if back {
                 stamps.rebase();
@@ -60,20 +73,20 @@ impl State {
 
     /// The dirty rate is requested: the client is watched from now on. Whether a scan is due for
     /// that.
-    pub(crate) fn watch(&mut self, now: Instant) -> bool {
-        let fresh = self.observers.watch.is_none();
-        let watch = self.observers.watch.get_or_insert_with(|| Watch::new(now));
+    pub(crate) fn request_watch(&mut self, now: Instant) -> bool {
+        let fresh = self.watch.is_none();
+        let watch = self.watch.get_or_insert_with(|| Watch::new(now));
         watch.requested = now;
         fresh || now.duration_since(watch.scanned) >= SHARED
     }
 
     /// The scan for a watch, begun at `now`, is over: counts what it found.
-    pub(crate) fn watched(&mut self, now: Instant) {
-        let Some(watch) = &mut self.observers.watch else { return };
+    pub(crate) fn watched(&mut self, regions: &mut BTreeMap<RegionId, Region>, now: Instant) {
+        let Some(watch) = &mut self.watch else { return };
         let tick = watch.tick(now);
         let mut counted = false;
         watch.found = 0;
-        for region in self.regions.values_mut() {
+        for region in regions.values_mut() {
             match &mut region.stamps {
                 Some(stamps) => {
                     counted = true;

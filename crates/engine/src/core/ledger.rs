@@ -20,6 +20,7 @@ mod region;
 pub(crate) mod stamps;
 pub(crate) mod written;
 
+pub(crate) use ages::Cool;
 pub(crate) use emptied::Emptied;
 #[cfg(test)]
 pub(crate) use entries::Counts;

@@ -3,4 +3,4 @@
 
 pub(crate) mod device;
 pub(crate) mod layout;
-pub(crate) mod policy;
+pub(crate) mod state;

@@ -142,7 +142,7 @@ fn index_frame(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
             if domain.promote(handle, there, frame) {
                 shared.request_merge(domain, there, handle, frame);
             } else {
-                domain.release(frame, false);
+                domain.release(frame);
             }
         }
         None => {}
@@ -221,7 +221,7 @@ mod tests {
             domain.index.see(digest, Place::Below(1))
         };
         // The client writes to the first page. A page with its content finds the frame again.
-        domain.release(frames[0], false);
+        domain.release(frames[0]);
         let Some(Seen::Known(handle)) = known(4) else { panic!("it was forgotten") };
         let digest = domain.digest(&[4; PAGE_SIZE]);
         assert_eq!(domain.index.place(handle, digest), Some(Place::Frame(frames[0])));
@@ -230,7 +230,7 @@ mod tests {
         // Nobody maps a frame any more: the segment goes, and nothing names its frames.
         drop(held);
         let tidy = || domain.tidy(Instant::now(), Duration::from_secs(1));
-        frames.into_iter().for_each(|frame| domain.release(frame, false));
+        frames.into_iter().for_each(|frame| domain.release(frame));
         assert_eq!(tidy().len(), 1);
         assert!(matches!(known(4), Some(Seen::First(_))) && domain.store.segment_ids().is_empty());
         // SAFETY: the memory is this test's alone, and nothing refers to it.

@@ -251,8 +251,8 @@ impl Workers {
 /// A worker: takes one client after the other, for one pass each, until another has its place.
 fn work(shared: &Shared, slot: &Slot) {
     let mut buffers = Buffers::new();
-    while let Some((client, scan)) = shared.queue.take() {
-        pass::run(shared, &client, &mut buffers, scan);
+    while let Some((client, kind)) = shared.queue.take() {
+        pass::run(shared, &client, &mut buffers, kind);
         if slot.is_replaced() {
             shared.queue.returned(client.user.uid);
             return shared.queue.done(client);

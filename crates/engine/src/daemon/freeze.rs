@@ -24,6 +24,7 @@ use crate::client::Client;
 use crate::client::changes::Log;
 use crate::client::link::Tracking;
 use crate::daemon::engine::Engine;
+use crate::world::queue::Pass;
 use crate::world::shared::Shared;
 
 /// How long an agent may take to finish what it was told.
@@ -184,7 +185,7 @@ impl Drop for Freeze {
         let clients = self.shared.set_tracking(self.pid, Tracking::Interrupted);
         drop(frozen);
         for client in clients {
-            self.shared.queue.ask(&client, true);
+            self.shared.queue.ask(&client, Pass::Scan);
         }
     }
 }

@@ -37,6 +37,7 @@ use crate::client::{Client, Next, ProtocolError};
 use crate::config::bounds::CLOSING_OF_USER;
 use crate::core::content::index::ClientId;
 use crate::users::{Received, User, log_of};
+use crate::world::queue::Pass;
 use crate::world::shared::Shared;
 
 /// When no worker has done anything for a user for this long, another scan of its clients begins
@@ -205,7 +206,7 @@ impl Service {
     fn scan(&self, scans: &Scans) {
         self.shared.pacer.begin_scan(&scans.users, scans.round, |uid| self.shared.queue.is_busy(uid));
         for client in self.shared.clients().iter().filter(|client| scans.users.contains(&client.user.uid)) {
-            self.shared.queue.ask(client, true);
+            self.shared.queue.ask(client, Pass::Scan);
         }
         if scans.users.contains(&module::USER) {
             self.files.ask();
@@ -308,7 +309,7 @@ impl Service {
         match next {
             Next::Nothing => {}
             Next::Rest => drop(self.unfinished.insert(client.number)),
-            Next::Pass => self.shared.queue.ask(client, false),
+            Next::Pass => self.shared.queue.ask(client, Pass::GoOn),
             Next::Reclaim => self.next_reclaim = Some(Instant::now()),
             Next::AskMonitor => {
                 ram::ask(&self.shared, client);

@@ -128,10 +128,10 @@ mod tests {
             // Written, and hotter with each period.
             for _ in 0..4 {
                 region.mark_written(Run::new(PageNo(pages - 2), 2));
-                region.end_scan(false);
+                region.end_scan(crate::core::ledger::Cool::Copies);
             }
             region.mark_written(Run::new(PageNo(8), 1));
-            region.end_scan(false);
+            region.end_scan(crate::core::ledger::Cool::Copies);
         }
         let map = map(&client);
         assert_eq!((map.cell_pages, map.regions.len(), map.regions_unlisted), (4, 2, 0));

@@ -15,6 +15,7 @@ use std::time::Instant;
 use control::{DirtyStatus, Heat, Window};
 use parking_lot::MutexGuard;
 
+use crate::backend::agent::scan::ScanFor;
 use crate::client::link::Link;
 use crate::client::{Client, State};
 use crate::daemon::engine::Engine;
@@ -27,12 +28,13 @@ const HEAT: u16 = 100;
 /// Begins or goes on watching. Scans, if it is time and the agent has nothing left to do.
 fn ask(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), rustix::io::Errno> {
     let now = Instant::now();
-    let due = state.watch(now);
+    let due = state.observers.request_watch(now);
     if !due || !state.link.is_up() || !state.flight.is_empty() {
         return Ok(());
     }
-    client.scan(state, false)?;
-    state.watched(now);
+    client.scan(state, ScanFor::Watch)?;
+    let State { observers, regions, .. } = &mut **state;
+    observers.watched(regions, now);
     Ok(())
 }
 

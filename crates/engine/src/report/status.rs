@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Status};
 
-use crate::client::recycling::Recycling;
 use crate::client::{Client, State};
 use crate::core::ledger::Region;
 use crate::daemon::engine::Engine;
@@ -247,7 +246,7 @@ fn client_status(
         metrics.pages_volatile += region.volatile;
         metrics.pages_kept_huge += region.huge.as_ref().map_or(0, |huge| huge.kept());
     }
-    let recycling = state.recycling.as_ref().map(Recycling::status);
+    let recycling = state.recycling.as_ref().map(|recycling| recycling.status());
     let saved = metrics.pages_merged + metrics.pages_zero + metrics.pages_recycled;
     let pool = recycling.as_ref().map_or(0, |recycling| recycling.metrics.pool_bytes as i64);
     // The domain's costs, its frames among them, come off later.

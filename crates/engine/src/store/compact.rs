@@ -103,12 +103,12 @@ impl Domain {
                         copied += 1;
                     }
                     Err(e) => {
-                        self.release(old, false);
+                        self.release(old);
                         return Err(e);
                     }
                 }
             }
-            self.release(old, false);
+            self.release(old);
         }
         self.compaction.copied.fetch_add(copied.into(), Relaxed);
         Ok(copied)
@@ -144,7 +144,7 @@ impl Domain {
             self.compaction.active.store(!moves.to.is_empty(), Release);
             over
         };
-        over.into_iter().for_each(|(_, new)| self.release(new, false));
+        over.into_iter().for_each(|(_, new)| self.release(new));
         work.left_alone.extend(late.into_iter().map(|piece| (piece, now + period * PAUSE)));
     }
 }

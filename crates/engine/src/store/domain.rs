@@ -201,11 +201,8 @@ impl Domain {
         done
     }
 
-    /// One user of a frame left. `forked`: a child without an agent may still map it.
-    pub(crate) fn release(&self, frame: Frame, forked: bool) {
-        if forked {
-            self.store.pin(frame);
-        }
+    /// One user of a frame left.
+    pub(crate) fn release(&self, frame: Frame) {
         if let Some(handle) = self.store.unref(frame) {
             if handle != NO_HANDLE {
                 self.index.forget(handle, Place::Frame(frame));
@@ -265,7 +262,7 @@ impl Domain {
         self.replicas.lock().retain(|_, run| {
             let used = run.clone().any(|frame| self.store.users(Frame(frame)) > 1);
             if !used {
-                run.clone().for_each(|frame| self.release(Frame(frame), false));
+                run.clone().for_each(|frame| self.release(Frame(frame)));
             }
             used
         });
@@ -281,7 +278,7 @@ impl Domain {
             }
             stays
         });
-        forgotten.into_iter().flatten().for_each(|frame| self.release(Frame(frame), false));
+        forgotten.into_iter().flatten().for_each(|frame| self.release(Frame(frame)));
     }
 
     /// Files of mounts with the domain's name hold these contents.
@@ -334,7 +331,7 @@ mod tests {
         domain.give_up(frame);
         assert_eq!((domain.index.place(handle, 42), domain.store.usage().pinned), (None, 1));
         assert_eq!(domain.store.doubted(), 1);
-        domain.release(frame, false);
+        domain.release(frame);
         assert_eq!((domain.store.users(frame), domain.store.usage().pinned), (0, 1));
     }
 

@@ -20,6 +20,15 @@ const SCAN: u32 = 2;
 /// The client is in the queue, or with a worker.
 const BUSY: u32 = 4;
 
+/// What a pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// A merge period is over: it only looks which pages were written.
+    Scan,
+    /// It reads and merges, where the last one ended.
+    GoOn,
+}
+
 /// What can have merge passes.
 pub(crate) trait TakesPasses {
     /// The queue's notes on what was requested; 0 to begin with.
@@ -93,9 +102,12 @@ impl<C> Default for Queue<C> {
 }
 
 impl<C: TakesPasses> Queue<C> {
-    /// Requests a pass of `client`. `scan`: a merge period is over.
-    pub(crate) fn ask(&self, client: &Arc<C>, scan: bool) {
-        let wanted = BUSY | if scan { SCAN } else { GO_ON };
+    /// Requests a pass of `client`.
+    pub(crate) fn ask(&self, client: &Arc<C>, pass: Pass) {
+        let wanted = match pass {
+            Pass::Scan => BUSY | SCAN,
+            Pass::GoOn => BUSY | GO_ON,
+        };
         if client.passes().fetch_or(wanted, AcqRel) & BUSY == 0 {
             self.push(client.clone());
         }
@@ -113,8 +125,8 @@ impl<C: TakesPasses> Queue<C> {
         self.begun.notify_all();
     }
 
-    /// The next client and whether to scan it; waits. `None`: the queue is closed.
-    pub(crate) fn take(&self) -> Option<(Arc<C>, bool)> {
+    /// The next client, and for which pass; waits. `None`: the queue is closed.
+    pub(crate) fn take(&self) -> Option<(Arc<C>, Pass)> {
         let mut waiting = self.waiting.lock();
         loop {
             if waiting.closed {
@@ -123,11 +135,11 @@ impl<C: TakesPasses> Queue<C> {
             if let Some(client) = waiting.pop() {
                 waiting.count(client.user(), 1);
                 self.begun.notify_all();
-                let scan = client.passes().fetch_and(!SCAN, AcqRel) & SCAN != 0;
-                if !scan {
-                    client.passes().fetch_and(!GO_ON, AcqRel);
+                if client.passes().fetch_and(!SCAN, AcqRel) & SCAN != 0 {
+                    return Some((client, Pass::Scan));
                 }
-                return Some((client, scan));
+                client.passes().fetch_and(!GO_ON, AcqRel);
+                return Some((client, Pass::GoOn));
             }
             self.more.wait(&mut waiting);
         }

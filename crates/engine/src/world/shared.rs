@@ -225,7 +225,7 @@ impl Shared {
         let client = self.client(there.client).filter(|client| Arc::ptr_eq(&client.domain, domain));
         let taken = client.is_some_and(|client| client.requests.add(request).is_ok());
         if !taken {
-            domain.release(frame, false);
+            domain.release(frame);
         }
         taken
     }

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use wire::{ToAgent, VERSION};
 
 use crate::client::Client;
-use crate::client::recycling::Session;
+use crate::client::sweeps::Session;
 use crate::core::recycle::device::{self, ANSWER_TIME, Guest, Monitor, PlugError, SessionError};
+use crate::core::recycle::state::Device;
 use crate::users::log_of;
 use crate::world::shared::Shared;
 
@@ -50,12 +51,19 @@ impl Guest for OfClient<'_> {
     }
 
     fn forget_recycled(&self) {
-        self.client.forget_recycled();
+        let regions: Vec<_> = self.client.state().regions.iter().map(|(&id, region)| (id, region.pages)).collect();
+        for (id, pages) in regions {
+            for run in device::slices(pages) {
+                let mut state = self.client.state();
+                let Some(region) = state.regions.get_mut(&id) else { break };
+                region.forget_recycled(run);
+            }
+        }
     }
 
-    fn set_paused(&self, paused: bool) {
+    fn set_device(&self, device: Device) {
         if let Some(recycling) = &mut self.client.state().recycling {
-            recycling.set_paused(paused);
+            recycling.set_device(device);
         }
     }
 

@@ -360,7 +360,7 @@ mod tests {
         assert!(!domain.is_in_files(domain.digest(&bytes[1])), "the store turned out not to be lent");
         domain.store.grow_lendable(1);
         assert!(domain.is_in_files(domain.digest(&bytes[1])));
-        domain.release(frame, false);
+        domain.release(frame);
         assert_eq!((domain.store.users(frame), domain.index.len()), (0, 2), "it leaves as every frame does");
         drop(files);
         assert!(!domain.is_in_files(digests[1]));

@@ -25,11 +25,13 @@ use super::send::{self, Gone};
 use super::{moves, period, read};
 use crate::client::Client;
 use crate::client::batch::Target;
+use crate::client::send::Then;
 use crate::config::bounds::TURN;
 use crate::core::content::index::ClientId;
 use crate::core::merge::pass::{self, Steps};
 use crate::core::merge::predict::Prediction;
 use crate::store::GrowError;
+use crate::world::queue;
 use crate::world::shared::Shared;
 
 pub(crate) use read::Buffers;
@@ -72,23 +74,23 @@ impl From<Unserved> for Stop {
     }
 }
 
-/// One merge pass of `client`. `scan`: a merge period has passed, so the pass only looks which
-/// pages were written, and another follows that reads.
+/// One pass of `client`. Where a merge period has passed it only looks which pages were written,
+/// and another follows that reads.
 ///
 /// Nothing is done where a worker is held up in the memory of one of the user's clients. While the
 /// headroom is short, clients are scanned and nothing is merged.
-pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, scan: bool) {
+pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, kind: queue::Pass) {
     if let Some(why) = shared.stalls.why(client.user.uid) {
         return client.state().refusals.held_up(&client.user, client.pid, why);
     }
-    if scan {
+    if kind == queue::Pass::Scan {
         // All clients are scanned before any is read: only then is it known how many pages there
         // are to read in the time.
         if period::begin(shared, client) {
             if let Err(e) = client.domain.compact(Instant::now()) {
                 tracing::debug!(domain = %client.domain.key, "compaction waits: {e}");
             }
-            shared.queue.ask(client, false);
+            shared.queue.ask(client, queue::Pass::GoOn);
         }
         return;
     }
@@ -108,7 +110,7 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
     };
     let to_notify = pass.end();
     if matches!(result, Err(Stop::Turn)) {
-        shared.queue.ask(client, false);
+        shared.queue.ask(client, queue::Pass::GoOn);
     }
     if matches!(result, Err(Stop::Full | Stop::Turn)) {
         client.state().flight.to_notify = to_notify;
@@ -116,7 +118,7 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
         to_notify
             .into_iter()
             .filter_map(|number| shared.client(number))
-            .for_each(|other| shared.queue.ask(&other, false));
+            .for_each(|other| shared.queue.ask(&other, queue::Pass::GoOn));
     }
     conclude(client, result);
 }
@@ -228,7 +230,7 @@ impl<'a> Pass<'a> {
                 self.prediction.add(page, verdict.target());
             }
             if plan.record(self.client, id, &self.lookup.verdicts) {
-                self.shared.queue.ask(self.client, false);
+                self.shared.queue.ask(self.client, queue::Pass::GoOn);
             }
             result.map_err(Stop::Store)?;
         }
@@ -269,7 +271,7 @@ impl Steps for OfRange<'_, '_> {
     fn merge(&mut self, picked: Option<Picked>) -> Result<Option<PageNo>, Stop> {
         let Self { pass, id, plan, buffers, .. } = self;
         let Some(picked) = picked else {
-            send::undo(pass.client, *id, &std::mem::take(plan).runs, false);
+            send::undo(pass.client, *id, &std::mem::take(plan).runs, Then::Restart);
             return Err(Stop::Client);
         };
         let Some(last) = picked.last else { return Ok(None) };

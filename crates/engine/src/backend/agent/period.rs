@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::scan::ScanFor;
 use super::verify;
 use crate::client::{Client, State};
 use crate::core::ledger::Region;
@@ -25,10 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Refuses pinned memory, and scans. `false`: there is nothing to do for this client now.
 pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     if client.state().schedule.next_scan <= Instant::now() {
-        client.look_for_direct_io(shared.config().direct_io_seconds, || {
-            let held_up = || Some("files that do not answer".to_owned());
-            touch(client.user.uid, || kmem::procfs::unpinned_io(client.pid)).unwrap_or_else(held_up)
-        });
+        look_for_direct_io(client, shared.config().direct_io_seconds);
     }
     let Some(status) = touch(client.user.uid, || kmem::procfs::status(Some(client.pid))) else { return false };
     let mut state = wait(client.user.uid, || client.settled());
@@ -55,7 +53,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
         return false;
     }
     let cpu = kmem::cpu::thread_time();
-    match client.scan(&mut state, true) {
+    match client.scan(&mut state, ScanFor::Period) {
         // A scan that finds many written or new pages is slow for that reason, once. Its pages must
         // not wait long for the two scans in which they have to be clean.
         Ok(found)
@@ -79,4 +77,19 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     state.retry_deferred();
     shared.pacer.found(client.user.uid, state.regions.values().map(Region::due).sum());
     true
+}
+
+/// Looks for direct I/O, unless that is known. Takes the client's lock, but not while it looks.
+/// `cooldown`: `direct_io_seconds`; 0: pages do not cool down.
+fn look_for_direct_io(client: &Client, cooldown: f64) {
+    if cooldown == 0.0 || !client.state().direct_io.is_due(Instant::now()) {
+        return;
+    }
+    let held_up = || Some("files that do not answer".to_owned());
+    let why = touch(client.user.uid, || kmem::procfs::unpinned_io(client.pid)).unwrap_or_else(held_up);
+    let mut state = client.state();
+    if state.direct_io.looked(why, Duration::from_secs_f64(cooldown), Instant::now()) {
+        let over = state.direct_io.why().map_or("", String::as_str);
+        tracing::info!(pid = client.pid, "pages wait {cooldown} s after a write: direct I/O over {over}");
+    }
 }

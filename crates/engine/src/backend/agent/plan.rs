@@ -38,7 +38,7 @@ impl Verdict {
                 let here = Sighting { client: client.number, region, page };
                 client.domain.index.forget(handle, Place::Sighted(here));
             }
-            Self::Merge(Target::Frame(frame)) => client.domain.release(frame, false),
+            Self::Merge(Target::Frame(frame)) => client.domain.release(frame),
             Self::Merge(Target::Zero) | Self::Kept | Self::Nothing => {}
         }
     }

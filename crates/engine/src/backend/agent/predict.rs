@@ -63,7 +63,7 @@ pub(super) fn plan_ahead(
         if planned {
             plan.push(page, target);
         } else if let Target::Frame(frame) = target {
-            client.domain.release(frame, false);
+            client.domain.release(frame);
         }
         planned
     };

@@ -18,6 +18,7 @@ use crate::client::Client;
 use crate::core::ledger::Region;
 use crate::core::recycle::device::{self, Guest, Monitor, QMP_TIME};
 use crate::core::recycle::layout::{LayoutError, Place, extents_of, find_ram};
+use crate::core::recycle::state::Device;
 use crate::users::log_of;
 use crate::world::searches::{SEARCHES, Search};
 use crate::world::shared::Shared;
@@ -82,7 +83,7 @@ fn locate(shared: &Arc<Shared>, client: &Arc<Client>, search: &Search) -> Result
         return Ok(());
     }
     let guest = OfClient { shared, client };
-    guest.set_paused(true);
+    guest.set_device(Device::Out);
     Ok(device::plug_by_itself(&guest, &mut qmp, is_first)?)
 }
 

@@ -20,6 +20,7 @@ use crate::core::content::frame::Frame;
 use crate::core::content::index::{ClientId, Sighting};
 use crate::core::ledger::Entry;
 use crate::store::domain::Domain;
+use crate::world::queue::Pass;
 use crate::world::shared::Shared;
 
 /// Why requests were not all served.
@@ -117,8 +118,8 @@ impl Outgoing {
 /// Plans and sends the pages of `client` that other clients' passes made frames of, as long as its
 /// agent has room.
 pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserved> {
-    if client.count_seen_elsewhere() {
-        shared.queue.ask(client, false);
+    if count_seen_elsewhere(client) {
+        shared.queue.ask(client, Pass::GoOn);
     }
     let mut requests = client.requests.take();
     // Requests that were left the last time are sorted already, and this sort is fast on sorted
@@ -128,7 +129,7 @@ pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserve
     while let Some(id) = left.first().map(|request| request.region) {
         if client.is_full() {
             left.iter().for_each(|&request| {
-                client.requests.add(request).unwrap_or_else(|back| client.domain.release(back.frame, false))
+                client.requests.add(request).unwrap_or_else(|back| client.domain.release(back.frame))
             });
             return Err(Unserved::Full);
         }
@@ -137,10 +138,10 @@ pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserve
         left = later;
         let (plan, given_up) = plan(client, id, now);
         if given_up {
-            shared.queue.ask(client, false);
+            shared.queue.ask(client, Pass::GoOn);
         }
         if let Err(gone) = send::send(shared, client, id, plan) {
-            left.iter().for_each(|request| client.domain.release(request.frame, false));
+            left.iter().for_each(|request| client.domain.release(request.frame));
             return Err(gone.into());
         }
     }
@@ -159,7 +160,7 @@ fn plan(client: &Client, id: RegionId, requests: &[Request]) -> (Plan, bool) {
             Some(region) if region.keeps_huge(request.page) => {
                 region.set(request.page, Entry::Fresh);
                 given_up |= region.can_merge(request.page);
-                client.domain.release(request.frame, false);
+                client.domain.release(request.frame);
             }
             Some(region) => {
                 region.set(request.page, Entry::Fresh);
@@ -167,8 +168,28 @@ fn plan(client: &Client, id: RegionId, requests: &[Request]) -> (Plan, bool) {
                 plan.push(request.page, Target::Frame(request.frame));
             }
             // Written since, discarded, or sighted anew: the request has come too late.
-            None => client.domain.release(request.frame, false),
+            None => client.domain.release(request.frame),
         }
     }
     (plan, given_up)
+}
+
+/// Counts what was seen elsewhere among what can be merged of huge pages here. Whether one is given
+/// up with that.
+fn count_seen_elsewhere(client: &Client) -> bool {
+    let seen = client.requests.take_seen_elsewhere();
+    if seen.is_empty() {
+        return false;
+    }
+    let mut state = client.state();
+    let mut given_up = false;
+    for (Sighting { region, page, .. }, handle) in seen {
+        if let Some(region) = state.regions.get_mut(&region)
+            && region.entry(page) == Entry::Unshared(handle)
+            && region.keeps_huge(page)
+        {
+            given_up |= region.can_merge(page);
+        }
+    }
+    given_up
 }

@@ -45,7 +45,7 @@ use wire::{PageNo, RegionId, Run};
 use crate::client::scanning::without;
 use crate::client::{Client, State};
 use crate::core::ledger::written::{HugePolicy, Unmerged};
-use crate::core::ledger::{Entry, Region};
+use crate::core::ledger::{Cool, Entry, Region};
 use crate::world::stall::touch;
 
 /// How long one system call that scans should take: an agent that maps waits for it.
@@ -74,6 +74,15 @@ const PROTECTED: Query = Query {
     write_protect: false,
     check_wp_async: false,
 };
+
+/// What a scan is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScanFor {
+    /// A merge period has passed: every page gets older, or young again.
+    Period,
+    /// Dirty rates: the findings are kept for the next period's scan.
+    Watch,
+}
 
 /// The findings of a scan in one region: pages that were written, or are new.
 struct Written {
@@ -115,24 +124,25 @@ impl Client {
     /// Scans every region for pages written since the last time, re-protecting them in the same
     /// step. `state` must be [settled](Client::settled); it is unlocked meanwhile.
     ///
-    /// `ageing`: a merge period has passed. Otherwise the findings are kept for the next scan
-    /// that ages; see `rates`. Returns how many pages were written, or are new.
+    /// Returns how many pages were written, or are new.
     ///
     /// # Errors
     /// Those of `PAGEMAP_SCAN`; `EBUSY`: this worker was held up in the client's memory. What was
     /// found until then is entered; the change log is lost.
-    pub(crate) fn scan(&self, state: &mut MutexGuard<'_, State>, ageing: bool) -> Result<u64, Errno> {
+    pub(crate) fn scan(&self, state: &mut MutexGuard<'_, State>, scan_for: ScanFor) -> Result<u64, Errno> {
         if state.tracking.is_frozen() {
             return Ok(0);
         }
-        self.while_scanning(state, |state| self.scan_regions(state, ageing))
+        self.while_scanning(state, |state| self.scan_regions(state, scan_for))
     }
 
-    fn scan_regions(&self, state: &mut MutexGuard<'_, State>, ageing: bool) -> Result<u64, Errno> {
+    fn scan_regions(&self, state: &mut MutexGuard<'_, State>, scan_for: ScanFor) -> Result<u64, Errno> {
+        let is_period = scan_for == ScanFor::Period;
         if state.tracking.resume() {
             self.find_unseen(state)?;
         }
-        state.stamp_scan(Instant::now());
+        let State { observers, regions, .. } = &mut **state;
+        observers.stamp_scan(regions, Instant::now());
         // If the scan fails the log is dropped: the kernel's notes of pages found until then are
         // cleared.
         let mut changes = state.observers.changes.take();
@@ -143,12 +153,12 @@ impl Client {
             state.begin_region(id);
             let query = Query {
                 write_protect: true,
-                required: if written.first_scan && ageing { Categories::empty() } else { Categories::WRITTEN },
+                required: if written.first_scan && is_period { Categories::empty() } else { Categories::WRITTEN },
                 any_of: POPULATED,
                 returned: RETURNED,
                 ..Query::default()
             };
-            let spared = state.regions.get(&id).filter(|_| ageing).and_then(Region::spared);
+            let spared = state.regions.get(&id).filter(|_| is_period).and_then(Region::spared);
             let emptied = state.regions.get_mut(&id).map(|region| region.emptied.take()).unwrap_or_default();
             let mut filled = Vec::new();
             MutexGuard::unlocked(state, || {
@@ -174,10 +184,10 @@ impl Client {
             // These were counted, and are in the change log, when a scan found them written.
             written.runs.append(&mut filled);
             self.ask_for_copies(state, &mut written)?;
-            self.enter(state, &written, ageing);
+            self.enter(state, &written, scan_for);
         }
         state.observers.changes = changes.and_then(|mut changes| (!changes.is_too_long()).then_some(changes));
-        if ageing {
+        if scan_for == ScanFor::Period {
             state.totals.full_scans += 1;
             state.schedule.dirty.end_period(Instant::now());
         }
@@ -225,9 +235,9 @@ impl Client {
     }
 
     /// Enters findings into the ledger, but for pages that the agent has reported on since.
-    fn enter(&self, state: &mut State, written: &Written, ageing: bool) {
+    fn enter(&self, state: &mut State, written: &Written, scan_for: ScanFor) {
         let overtaken = state.overtaken();
-        let all_cool = state.direct_io.why().is_some();
+        let cool = if state.direct_io.why().is_some() { Cool::All } else { Cool::Copies };
         let Some(region) = written.ledger(&mut state.regions) else { return };
         let mut unmerged = Unmerged::default();
         for &run in &written.runs {
@@ -235,8 +245,8 @@ impl Client {
                 unmerged += self.found_written(written.region, region, part, run.categories);
             });
         }
-        if ageing {
-            region.end_scan(all_cool);
+        if scan_for == ScanFor::Period {
+            region.end_scan(cool);
         }
         state.totals.unmerged(unmerged);
     }

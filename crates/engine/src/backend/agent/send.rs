@@ -7,6 +7,7 @@ use wire::RegionId;
 use super::plan::Plan;
 use crate::client::Client;
 use crate::client::batch::PlannedRun;
+use crate::client::send::Then;
 use crate::world::shared::Shared;
 use crate::world::stall::wait;
 
@@ -21,7 +22,7 @@ pub(super) struct Gone;
 /// Sends a plan as a batch, waiting for room. What cannot be sent is undone.
 pub(super) fn send(shared: &Shared, client: &Client, id: RegionId, plan: Plan) -> Result<(), Gone> {
     let (mut runs, short) = plan.into_runs();
-    undo(client, id, &short, true);
+    undo(client, id, &short, Then::Defer);
     if runs.is_empty() {
         return Ok(());
     }
@@ -37,7 +38,7 @@ pub(super) fn send(shared: &Shared, client: &Client, id: RegionId, plan: Plan) -
                 std::thread::sleep(STEP);
             }
             Err((back, _)) => {
-                undo(client, id, &back, false);
+                undo(client, id, &back, Then::Restart);
                 return Err(Gone);
             }
         }
@@ -45,6 +46,6 @@ pub(super) fn send(shared: &Shared, client: &Client, id: RegionId, plan: Plan) -
 }
 
 /// See [`Client::undo`].
-pub(super) fn undo(client: &Client, id: RegionId, runs: &[PlannedRun], later: bool) {
-    client.undo(&mut client.state(), id, runs, later);
+pub(super) fn undo(client: &Client, id: RegionId, runs: &[PlannedRun], then: Then) {
+    client.undo(&mut client.state(), id, runs, then);
 }

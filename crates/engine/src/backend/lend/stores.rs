@@ -100,7 +100,7 @@ impl Kernel for StoreKernel {
         let mut lent: Vec<Entry> = held.iter().map(|&at| entries[at]).collect();
         let result = if lent.is_empty() { Ok(0) } else { self.calls.merge(id, &mut lent) };
         for (at, entry) in held.into_iter().zip(lent) {
-            domain.release(frame(&entry), false);
+            domain.release(frame(&entry));
             entries[at] = entry;
         }
         result

@@ -249,7 +249,7 @@ fn only_frames_of_a_segment_are_looked_at_and_lent() {
     let mut bits = [0; wire::SEGMENT_PAGES as usize / 64];
     assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(2));
     assert!(bits[slot / 64] >> (slot % 64) & 1 == 1);
-    domain.release(frames[1], false);
+    domain.release(frames[1]);
     assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(1));
     assert!(bits[dying / 64] >> (dying % 64) & 1 == 1);
     let start = slot / 64 * 64;
@@ -264,7 +264,7 @@ fn only_frames_of_a_segment_are_looked_at_and_lent() {
     segment.changes_all();
     assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(1));
     drop(lendable);
-    domain.release(frames[0], false);
+    domain.release(frames[0]);
     domain.store.tidy(std::time::Instant::now() + std::time::Duration::from_secs(3600));
     assert!(domain.store.lendable().is_empty(), "the kernel of a segment does not keep it");
     assert_eq!(kernel.harvest(1, 0, &mut bits), Err(rustix::io::Errno::SRCH));

@@ -10,9 +10,9 @@ use wire::{PageNo, RegionId, Run};
 use super::contents::Contents;
 use super::kernel::Kernel;
 use super::owner::Owner;
-use crate::client::recycling::Recycling;
 use crate::core::content::index::{ClientId, Content, Place, Sighting};
 use crate::core::ledger::{Entry, LedgerError, Region};
+use crate::core::recycle::state::Recycling;
 
 /// Sums over a file's life.
 #[derive(Clone, Copy, Debug, Default)]

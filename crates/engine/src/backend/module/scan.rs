@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use wire::{PageNo, Run};
 
 use super::file::{CHUNK, Digests, File, Kind, window};
-use crate::core::ledger::Entry;
+use crate::core::ledger::{Cool, Entry};
 
 /// Words of bits that are taken in one call: 8 GiB of memory.
 const WORDS: usize = 1 << 15;
@@ -44,7 +44,7 @@ impl<K: Kind> File<K> {
             let all = state.region.all();
             state.region.mark_written(all);
         }
-        state.region.end_scan(false);
+        state.region.end_scan(Cool::Copies);
         state.totals.scans += 1;
         if state.totals.scans.is_multiple_of(RETRY) {
             state.region.retry_deferred();

@@ -31,6 +31,13 @@ use super::hot::Hot;
 /// Sets in [`Ages`], for its size.
 const SETS: usize = 11 + Hot::SETS;
 
+/// Which pages cool down, of those that were written lately.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cool {
+    Copies,
+    All,
+}
+
 /// The pages of one region, by age.
 pub(super) struct Ages {
     /// Written between the last two scans of merge periods.
@@ -98,13 +105,12 @@ impl Ages {
     }
 
     /// A merge period's scan is over: every page gets older by a period, or young again. Returns
-    /// how many changed within the last two periods. `all_cool`: all that was written lately cools
-    /// down, and not only copies.
-    pub(super) fn end_period(&mut self, all_cool: bool) -> u64 {
+    /// how many changed within the last two periods.
+    pub(super) fn end_period(&mut self, cool: Cool) -> u64 {
         self.hot.end_period(&self.written, &self.young, &self.older);
         let Self { young, older, candidates, deferred, written, copies, cooling: [now, before], .. } = self;
         let recent = |page| self.recent.iter().any(|set| set.contains(page));
-        for page in older.iter().filter(|&page| copies.contains(page) || all_cool && recent(page)) {
+        for page in older.iter().filter(|&page| copies.contains(page) || cool == Cool::All && recent(page)) {
             now.insert(page);
         }
         older.subtract(now);

@@ -7,7 +7,7 @@ use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
 use wire::{PageNo, Run};
 
-use super::ages::Ages;
+use super::ages::{Ages, Cool};
 use super::emptied::Emptied;
 use super::entries::{Counts, Entries, Entry, MergedWith};
 use super::free_pages::FreePages;
@@ -211,9 +211,8 @@ impl<S: MergedWith> Region<S> {
     }
 
     /// A merge period's scan is over: every page gets older by a period, or young again.
-    /// `all_cool`: every page that was written lately cools down, and not only copies.
-    pub(crate) fn end_scan(&mut self, all_cool: bool) {
-        self.volatile = self.ages.end_period(all_cool);
+    pub(crate) fn end_scan(&mut self, cool: Cool) {
+        self.volatile = self.ages.end_period(cool);
         self.first_scan = false;
     }
 

@@ -20,6 +20,10 @@ use std::time::{Duration, Instant};
 use qmp::{Qmp, QmpError};
 use serde_json::{Value, json};
 use wire::recycle::{QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT};
+use wire::{PageNo, Run};
+
+use super::state::Device;
+use crate::config::bounds::SLICE;
 
 /// How long a guest may take to let go of the device: with native PCI Express hotplug its kernel
 /// waits for five seconds before it begins.
@@ -134,10 +138,15 @@ pub(crate) trait Guest {
     /// Pages that count as recycled are ordinary ones again.
     fn forget_recycled(&self);
 
-    /// Notes whether the device is out, for status.
-    fn set_paused(&self, paused: bool);
+    /// Notes whether the device is there, for status.
+    fn set_device(&self, device: Device);
 
     fn log(&self, what: &str);
+}
+
+/// All pages of a region, in slices: others may have its lock between two of them.
+pub(crate) fn slices(pages: u32) -> impl Iterator<Item = Run> {
+    (0..pages).step_by(SLICE as usize).map(move |first| Run::new(PageNo(first), SLICE.min(pages - first)))
 }
 
 /// Unplugs the device. When this returns, no mark from before is looked at any more, and QEMU can
@@ -155,7 +164,7 @@ pub(crate) fn unplug(guest: &dyn Guest, qmp: &mut Monitor<'_>) -> Result<(), Plu
     if has_guard(qmp).map_err(&why)? {
         qmp.execute("blockdev-del", json!({ "node-name": QEMU_GUARD })).map_err(&why)?;
     }
-    guest.set_paused(true);
+    guest.set_device(Device::Out);
     guest.log("free pages: paused, the device is unplugged");
     Ok(())
 }
@@ -177,7 +186,7 @@ fn plug(guest: &dyn Guest, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
         qmp.extend(ANSWER_TIME);
         add(guest, qmp, descriptor).map_err(&why)?;
     }
-    guest.set_paused(false);
+    guest.set_device(Device::In);
     guest.log("free pages: the device is plugged in");
     Ok(())
 }

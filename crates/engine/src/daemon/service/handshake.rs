@@ -25,6 +25,7 @@ use crate::daemon::adopt;
 use crate::store::domain::{DomainError, DomainKey};
 use crate::tenants::{self, Verdict};
 use crate::users::{Claim, Connection, Kind, OverBound, User, log_of};
+use crate::world::queue::Pass;
 use crate::world::shared::Shared;
 
 /// Most new clients of one user whose memory is being looked at.
@@ -261,7 +262,7 @@ impl Service {
             }
             self.record_segments(&[]);
             self.empty_since = Instant::now();
-            self.shared.queue.ask(&client, true);
+            self.shared.queue.ask(&client, Pass::Scan);
             // Messages may have come before the connection was watched: it is ready then.
         }
     }

@@ -32,7 +32,7 @@ fn fragmented(keep: u32) -> (Domain, Vec<Held>) {
     }
     drop(cursor);
     let (live, dead): (Vec<Held>, Vec<Held>) = held.into_iter().partition(|held| held.n % keep == 0);
-    dead.iter().for_each(|held| domain.release(held.frame, false));
+    dead.iter().for_each(|held| domain.release(held.frame));
     domain.tidy(Instant::now() + Duration::from_secs(100), PERIOD);
     (domain, live)
 }
@@ -57,7 +57,7 @@ fn frames_of_the_emptiest_pieces_move_until_the_bound_is_kept() {
             assert_eq!(domain.index.place(held.handle, held.n.into()), Some(Place::Frame(new)));
             // As a client's pass and its agent's report do.
             assert!(domain.store.try_ref(new));
-            domain.release(held.frame, false);
+            domain.release(held.frame);
             held.frame = new;
         }
         now += Duration::from_secs(100);
@@ -73,7 +73,7 @@ fn frames_of_the_emptiest_pieces_move_until_the_bound_is_kept() {
         assert!(usage.resident_bytes <= most, "{usage:?}");
     }
     // The last users leave, and nothing is left.
-    live.iter().for_each(|held| domain.release(held.frame, false));
+    live.iter().for_each(|held| domain.release(held.frame));
     domain.tidy(now + Duration::from_secs(100), PERIOD);
     assert_eq!((domain.store.usage().segments, domain.index.len()), (0, 0));
 }

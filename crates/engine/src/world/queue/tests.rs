@@ -26,7 +26,7 @@ impl TakesPasses for Fake {
 #[test]
 fn users_take_turns_however_many_clients_they_have() {
     let queue = Queue::default();
-    let ask = |user| queue.ask(&Arc::new(Fake { user, ..Fake::default() }), false);
+    let ask = |user| queue.ask(&Arc::new(Fake { user, ..Fake::default() }), Pass::GoOn);
     [7, 7, 7, 7, 3, 9].into_iter().for_each(ask);
     assert!(queue.others_wait(7) && queue.others_wait(3));
     let users: Vec<u32> = (0..6).map(|_| queue.take().unwrap().0.user).collect();
@@ -37,27 +37,27 @@ fn users_take_turns_however_many_clients_they_have() {
 #[test]
 fn a_pass_is_not_lost_to_a_scan() {
     let (queue, client) = (Queue::default(), Arc::new(Fake::default()));
-    for order in [[false, true], [true, false]] {
-        order.iter().for_each(|&scan| queue.ask(&client, scan));
+    for order in [[Pass::GoOn, Pass::Scan], [Pass::Scan, Pass::GoOn]] {
+        order.iter().for_each(|&pass| queue.ask(&client, pass));
         let mut passes = Vec::new();
         while !queue.is_idle() {
-            let (client, scan) = queue.take().unwrap();
-            passes.push(scan);
+            let (client, pass) = queue.take().unwrap();
+            passes.push(pass);
             queue.done(client);
         }
-        assert_eq!(passes, [true, false], "a scan, whose findings the pass sees");
+        assert_eq!(passes, [Pass::Scan, Pass::GoOn], "a scan, whose findings the pass sees");
     }
 }
 
 #[test]
 fn a_claim_of_a_client_that_waits_delays_its_pass() {
     let (queue, client) = (Queue::default(), Arc::new(Fake::default()));
-    queue.ask(&client, false);
+    queue.ask(&client, Pass::GoOn);
     assert!(queue.claim(&client) && !queue.claim(&client));
     queue.done(client.clone());
     assert!(!queue.is_idle());
-    let (taken, scan) = queue.take().unwrap();
-    assert!(!scan && !queue.claim(&client), "a worker has it");
+    let (taken, pass) = queue.take().unwrap();
+    assert!(pass == Pass::GoOn && !queue.claim(&client), "a worker has it");
     queue.done(taken);
     assert!(queue.is_idle() && queue.claim(&client));
     queue.done(client);
@@ -76,8 +76,8 @@ fn one_worker_at_a_time_and_every_pass_is_had() {
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                while let Some((client, scan)) = queue.take() {
-                    if !scan {
+                while let Some((client, pass)) = queue.take() {
+                    if pass == Pass::GoOn {
                         client.seen.store(client.asked.load(Acquire), Release);
                     }
                     enter(&client);
@@ -92,14 +92,14 @@ fn one_worker_at_a_time_and_every_pass_is_had() {
                     for i in 0..30_000 {
                         let client = &clients[(i * 7 + n) % 3];
                         match (i + n) % 4 {
-                            0 => queue.ask(client, true),
+                            0 => queue.ask(client, Pass::Scan),
                             1 if queue.claim(client) => {
                                 enter(client);
                                 queue.done(client.clone());
                             }
                             _ => {
                                 client.asked.fetch_add(1, AcqRel);
-                                queue.ask(client, false);
+                                queue.ask(client, Pass::GoOn);
                             }
                         }
                     }

@@ -27,7 +27,7 @@ fn add_region(client: &Client, start: u64, pages: u64) {
 }
 
 /// A scan that finds these pages written, while `meanwhile` happens.
-fn scan(client: &Client, pages: Run, ageing: bool, meanwhile: impl FnOnce()) {
+fn scan(client: &Client, pages: Run, scan_for: ScanFor, meanwhile: impl FnOnce()) {
     let mut state = client.settled();
     client.while_scanning(&mut state, |state| {
         let region = &state.regions[&ID];
@@ -36,14 +36,14 @@ fn scan(client: &Client, pages: Run, ageing: bool, meanwhile: impl FnOnce()) {
         let written = Written { runs, ..Written::of(ID, region) };
         state.begin_region(ID);
         MutexGuard::unlocked(state, meanwhile);
-        client.enter(state, &written, ageing);
+        client.enter(state, &written, scan_for);
     });
 }
 
 fn candidates(client: &Client) -> Vec<PageNo> {
     let mut state = client.settled();
     let region = state.regions.get_mut(&ID).unwrap();
-    (0..2).for_each(|_| region.end_scan(false));
+    (0..2).for_each(|_| region.end_scan(crate::core::ledger::Cool::Copies));
     let mut found = Vec::new();
     region.candidates(PageNo(0), usize::MAX, &mut found);
     found
@@ -53,7 +53,7 @@ fn candidates(client: &Client) -> Vec<PageNo> {
 fn what_an_agent_reports_during_a_scan_counts_more_than_its_findings() {
     let (client, _agent) = client();
     add_region(&client, START, 12);
-    scan(&client, run(0, 10), true, || {
+    scan(&client, run(0, 10), ScanFor::Period, || {
         hear(&client, ToDaemon::Discarded { region: ID, run: run(2, 2) });
         hear(&client, ToDaemon::Recycled(Recycled { region: ID, runs: vec![run(6, 1), run(8, 3)] }));
         hear(&client, ToDaemon::RegionShrunk { region: ID, run: run(0, 1) });
@@ -68,7 +68,7 @@ fn findings_after_a_report_count() {
     let (client, _agent) = client();
     add_region(&client, START, 12);
     hear(&client, ToDaemon::Recycled(Recycled { region: ID, runs: vec![run(0, 12)] }));
-    scan(&client, run(3, 2), true, || {});
+    scan(&client, run(3, 2), ScanFor::Period, || {});
     assert_eq!(candidates(&client), [3, 4].map(PageNo), "used again");
     assert_eq!(client.settled().regions[&ID].counts().recycled, 10);
 }
@@ -77,12 +77,14 @@ fn findings_after_a_report_count() {
 fn findings_on_a_region_that_is_gone_are_dropped() {
     let (client, _agent) = client();
     add_region(&client, START, 12);
-    scan(&client, run(0, 10), true, || hear(&client, ToDaemon::RegionShrunk { region: ID, run: run(0, 12) }));
+    scan(&client, run(0, 10), ScanFor::Period, || {
+        hear(&client, ToDaemon::RegionShrunk { region: ID, run: run(0, 12) })
+    });
     assert!(client.settled().regions.is_empty());
     // A hostile agent may use the number again, for memory above or below.
     for start in [START << 1, START >> 1] {
         add_region(&client, START, 12);
-        scan(&client, run(0, 10), true, || {
+        scan(&client, run(0, 10), ScanFor::Period, || {
             hear(&client, ToDaemon::RegionShrunk { region: ID, run: run(0, 12) });
             add_region(&client, start, 5);
         });
@@ -96,7 +98,7 @@ fn findings_on_a_region_that_is_gone_are_dropped() {
 fn a_client_reaped_during_a_scan_has_nothing_to_enter() {
     let (client, _agent) = client();
     add_region(&client, START, 12);
-    scan(&client, run(0, 10), true, || client.reap());
+    scan(&client, run(0, 10), ScanFor::Period, || client.reap());
     assert!(client.settled().regions.is_empty());
 }
 
@@ -107,7 +109,7 @@ fn a_batch_waits_for_the_end_of_a_scan_and_leaves_out_what_it_found() {
     let sent = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Not a scan that ages: those and batches are one worker's.
-        scan(&client, run(3, 1), false, || {
+        scan(&client, run(3, 1), ScanFor::Watch, || {
             scope.spawn(|| {
                 let planned = |page| PlannedRun { run: run(page, 1), target: Target::Zero };
                 assert!(client.send_batch(ID, vec![planned(3), planned(5)]).is_ok());

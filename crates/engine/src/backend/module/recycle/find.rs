@@ -26,10 +26,10 @@ use super::sweep::Sweeper;
 use crate::backend::module::file::File;
 use crate::backend::module::mounts::Files;
 use crate::backend::module::owner;
-use crate::client::recycling::Recycling;
 use crate::core::ledger::free_pages::FreePages;
 use crate::core::recycle::device::{self, QMP_TIME};
 use crate::core::recycle::layout::{LayoutError, Place, extents_of, find_ram};
+use crate::core::recycle::state::{Device, Recycling};
 use crate::world::searches::Search;
 use crate::world::shared::Shared;
 
@@ -124,13 +124,13 @@ fn find(files: &Arc<Files>, shared: &Shared, search: &Search, subject: Subject, 
         Err(why) => return tracing::warn!(pid, "not recycled: {why}"),
     };
     let period = Recycling::period_of(words.period_ms, shared.config().reclaim_period);
-    let recycling = Arc::new(Mutex::new(Recycling::new(pool.marks.clone(), period, true)));
+    let recycling = Arc::new(Mutex::new(Recycling::new(pool.marks.clone(), period).booting()));
     // Not merged until the guest has said what is free, and told in status.
     files.guests.tell(pid, &file, &recycling);
     match locate(files, &subject, &monitor, &goes_on) {
         Ok((mapped, extents, is_plugged)) => {
             let is_first = !pool.is_used();
-            recycling.lock().set_paused(!is_plugged);
+            recycling.lock().set_device(if is_plugged { Device::In } else { Device::Out });
             let of_qemu = (monitor, words.pool);
             let guest = Arc::new(manage(subject, pool, of_qemu, recycling, mapped, extents));
             files.guests.add(pid, guest.clone());

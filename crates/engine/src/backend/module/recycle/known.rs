@@ -10,8 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use super::process::Qemu;
 use super::sweep::Sweeper;
 use crate::backend::module::file::File;
-use crate::client::recycling::Recycling;
-use crate::core::recycle::policy::{LOOK_AFTER, SWEEP_SHARE};
+use crate::core::recycle::state::Recycling;
 use crate::world::shared::Shared;
 
 /// A guest whose free pages are punched.
@@ -102,23 +101,20 @@ impl Known {
 impl Guest {
     /// Sweeps if it is time. Returns when to look again; `None`: never.
     pub(super) fn look(&self, shared: &Shared) -> Option<Instant> {
-        let now = Instant::now();
-        let period = {
+        {
             let mut recycling = self.recycling.lock();
-            if now < recycling.due {
+            if !recycling.is_due(Instant::now()) {
                 return Some(recycling.due);
             }
-            recycling.due = now + recycling.period.mul_f64(LOOK_AFTER);
-            recycling.period
-        };
+        }
         // The device is being plugged, which may take minutes.
         let Some(mut sweeper) = self.sweeper.try_lock() else { return Some(self.recycling.lock().due) };
         sweeper.drain();
-        let has_work = {
+        let budget = {
             let recycling = self.recycling.lock();
-            !recycling.is_dropped() && !recycling.is_paused() && recycling.has_marks()
+            if recycling.may_be_swept() { recycling.budget(&shared.pacer) } else { None }
         };
-        if has_work && let Some(budget) = shared.pacer.allowance(period.mul_f64(SWEEP_SHARE)) {
+        if let Some(budget) = budget {
             sweeper.sweep(&self.files, budget, &self.recycling, || shared.stopping());
         }
         Some(self.recycling.lock().due)

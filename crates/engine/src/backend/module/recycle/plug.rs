@@ -7,13 +7,12 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
-use wire::{PageNo, Run};
 
 use super::known::Guest;
 use super::sweep::Sweeper;
 use crate::backend::module::mounts::Files;
-use crate::config::bounds::SLICE;
 use crate::core::recycle::device::{self, PlugError, SessionError};
+use crate::core::recycle::state::Device;
 use crate::world::shared::Shared;
 
 /// How long a sweep may take to end.
@@ -41,7 +40,7 @@ impl Files {
             let all = self.guests.all.lock();
             let looked = all.get(&pid)?;
             let (_, recycling) = looked.told.as_ref()?;
-            (looked.guest.clone(), recycling.lock().status().why)
+            (looked.guest.clone(), recycling.lock().why().map(str::to_owned))
         };
         Some(match (guest, why) {
             (Some(guest), _) => act(&guest),
@@ -79,7 +78,7 @@ impl device::Guest for InSession<'_> {
 
     fn renew(&self) -> Result<u32, PlugError> {
         // Should the rest fail: without a device there is nothing to sweep.
-        self.set_paused(true);
+        self.set_device(Device::Out);
         let (pid, why) = (self.pid(), |error| format!("its pool cannot be cleared: {error}"));
         self.sweeper.clear().map_err(|error| PlugError::Qemu { pid, why: why(error) })?;
         Ok(self.guest.qemu.pool)
@@ -92,14 +91,12 @@ impl device::Guest for InSession<'_> {
     fn forget_recycled(&self) {
         for file in &self.guest.files {
             let pages = file.state().region.pages;
-            for first in (0..pages).step_by(SLICE as usize) {
-                file.state().region.forget_recycled(Run::new(PageNo(first), SLICE.min(pages - first)));
-            }
+            device::slices(pages).for_each(|run| file.state().region.forget_recycled(run));
         }
     }
 
-    fn set_paused(&self, paused: bool) {
-        self.guest.recycling.lock().set_paused(paused);
+    fn set_device(&self, device: Device) {
+        self.guest.recycling.lock().set_device(device);
     }
 
     fn log(&self, what: &str) {

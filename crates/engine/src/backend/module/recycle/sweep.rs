@@ -13,9 +13,9 @@ use wire::recycle::{Extent, Refusal, Sweep};
 use super::pool::Pool;
 use super::process::{Ground, Punch};
 use crate::backend::module::file::File;
-use crate::client::recycling::Recycling;
 use crate::core::content::index::Content;
 use crate::core::ledger::Entry;
+use crate::core::recycle::state::Recycling;
 
 /// Pages claimed at a time (and up to a word more): the guest may wait for all of them, and longer
 /// where the daemon dies in the midst.
@@ -60,13 +60,12 @@ impl Sweeper {
         let result = self.batches(files, &mut sum, || thread_time() - begin > budget || stopping());
         sum.sweep_ns = (thread_time() - begin).as_nanos() as u64;
         let mut recycling = recycling.lock();
-        let before = recycling.status().why;
+        let before = recycling.why().map(str::to_owned);
         recycling.swept(&sum);
         if let Err(why) = result {
             recycling.refuse(format!("its pages cannot be punched: {why}"));
         }
-        let why = recycling.status().why;
-        if let Some(why) = why.filter(|why| before.as_ref() != Some(why)) {
+        if let Some(why) = recycling.why().filter(|&why| before.as_deref() != Some(why)) {
             tracing::warn!(inode = files[0].inode, "not recycled: {why}");
         }
     }

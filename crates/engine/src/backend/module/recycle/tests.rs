@@ -27,12 +27,12 @@ use super::sweep::Sweeper;
 use crate::backend::module::file::File;
 use crate::backend::module::kernel::Kernel;
 use crate::backend::module::tests::{Fake, Rounds, World};
-use crate::client::recycling::Recycling;
 use crate::config::Config;
 use crate::core::ledger::Entry;
 use crate::core::ledger::free_pages::tests::{guest_side, pool};
 use crate::core::ledger::free_pages::{FreePages, Marks};
 use crate::core::recycle::device;
+use crate::core::recycle::state::Recycling;
 use crate::world::shared::Shared;
 use crate::world::state_file::StateFile;
 
@@ -82,7 +82,7 @@ impl Guest {
         let (fd, map) = pool(SealFlags::SHRINK | SealFlags::GROW);
         guest_side(&map).initialise();
         let taken = take(&fd);
-        let recycling = Recycling::new(taken.marks.clone(), Duration::from_secs(1), false);
+        let recycling = Recycling::new(taken.marks.clone(), Duration::from_secs(1));
         let pinned = Arc::new(AtomicBool::new(false));
         let (world, recycling) = (World::new(files, 1000), Mutex::new(recycling));
         let mut guest = Self { world, sweeper: None, recycling, known: Arc::default(), pinned, fd, map };
@@ -286,7 +286,7 @@ fn no_mark_from_before_a_pause_is_applied_after_it() {
     let (monitor, asked) = monitor();
     let pid = std::process::id() as i32;
     let qemu = Arc::new(Qemu { pid, process: PidFd::open(pid).unwrap(), monitor, pool: 77 });
-    let recycling = Arc::new(Mutex::new(Recycling::new(take_marks(&guest.fd), Duration::from_secs(1), false)));
+    let recycling = Arc::new(Mutex::new(Recycling::new(take_marks(&guest.fd), Duration::from_secs(1))));
     let sweeper = Mutex::new(guest.sweeper.take().unwrap());
     let kept = super::known::Guest { qemu, sweeper, recycling: recycling.clone(), files };
     recycling.lock().locate(vec![Extent { frame: FRAMES[0], region: RegionId(0), run: Run::new(PageNo(0), 80) }]);

@@ -3,7 +3,7 @@ use crate::core::content::frame::Frame;
 
 fn scan(region: &mut Region, written: &[u32]) -> Vec<u32> {
     written.iter().for_each(|&page| region.mark_written(run(page, 1)));
-    region.end_scan(false);
+    region.end_scan(crate::core::ledger::Cool::Copies);
     candidates(region)
 }
 
@@ -103,7 +103,7 @@ fn where_a_device_writes_unseen_every_page_that_was_written_cools_down() {
             region.note_recent(run(page, 1));
             region.mark_written(run(page, 1));
         });
-        region.end_scan(true);
+        region.end_scan(crate::core::ledger::Cool::All);
         candidates(region)
     };
     region.restart(PageNo(9));

@@ -17,8 +17,14 @@ use serde::{Deserialize, Serialize};
 use settings::{Number, settings};
 use wire::HugePages;
 
-pub use settings::{Changes, CommandOption, Effect, Range, Setting};
+pub use settings::{Changes, ConfigError, Effect, Range};
 pub use tenants::{ManagedBy, TenantBy, TenantRule};
+
+/// One setting of [`Config`].
+pub type Setting = settings::Setting<Config>;
+
+/// A setting's option of `pageone daemon`.
+pub type CommandOption = settings::CommandOption<Config>;
 
 /// The shortest period, in seconds.
 pub(crate) const SHORTEST_PERIOD: f64 = 0.05;
@@ -125,16 +131,6 @@ mod mode_name {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
         String::deserialize(from)?.parse().map_err(D::Error::custom)
     }
-}
-
-/// A setting whose value is of no use.
-#[derive(Debug, thiserror::Error, PartialEq)]
-#[error("{key}: {problem}")]
-pub struct ConfigError {
-    /// The setting's key.
-    pub key: &'static str,
-    /// What is wrong, and what would be right.
-    pub problem: String,
 }
 
 impl Config {

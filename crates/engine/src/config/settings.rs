@@ -13,11 +13,19 @@
 //! ranges, what a reload may change, and the list of [`Setting`]s from which the program makes its
 //! options, the sample file and the reference page.
 
-use super::{Config, ConfigError};
+/// A setting whose value is of no use.
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("{key}: {problem}")]
+pub struct ConfigError {
+    /// The setting's key.
+    pub key: &'static str,
+    /// What is wrong, and what would be right.
+    pub problem: String,
+}
 
-/// One setting.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting {
+/// One setting of a configuration.
+#[derive(Debug)]
+pub struct Setting<C> {
     /// Its key in the configuration file.
     pub key: &'static str,
     /// The unit of its value; empty if it has none.
@@ -25,14 +33,14 @@ pub struct Setting {
     /// The values that it may have.
     pub range: Range,
     /// Its option of `pageone daemon`, if it has one.
-    pub option: Option<CommandOption>,
+    pub option: Option<CommandOption<C>>,
     /// When a change takes effect while the daemon runs.
     pub effect: Effect,
     /// Its meaning; one space stands before each line of the source.
     pub(super) text: &'static str,
 }
 
-impl Setting {
+impl<C> Setting<C> {
     /// Its meaning, in a sentence or two.
     pub fn help(&self) -> &'static str {
         self.text.trim_start()
@@ -40,13 +48,21 @@ impl Setting {
 }
 
 /// A setting's option of `pageone daemon`: its key, with hyphens.
-#[derive(Clone, Copy, Debug)]
-pub struct CommandOption {
+#[derive(Debug)]
+pub struct CommandOption<C> {
     /// Name of its value in the help.
     pub value_name: &'static str,
     /// Sets it from a command line's text.
-    pub set: fn(&mut Config, &str) -> Result<(), ConfigError>,
+    pub set: fn(&mut C, &str) -> Result<(), ConfigError>,
 }
+
+impl<C> Clone for CommandOption<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for CommandOption<C> {}
 
 /// When a changed setting takes effect, after a running daemon has read its file again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

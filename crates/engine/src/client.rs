@@ -150,7 +150,7 @@ impl State {
     /// After a scan: what was put off becomes a candidate again, every few scans.
     pub(crate) fn retry_deferred(&mut self) {
         if self.budget.retry(self.totals.full_scans) {
-            self.regions.values_mut().for_each(Region::retry_deferred);
+            self.regions.values_mut().for_each(|region| region.ages.retry_deferred());
         }
     }
 }

@@ -55,8 +55,8 @@ impl Client {
                     && !matches!(region.entry(page), Entry::Merged(_))
                 {
                     match then {
-                        Then::Restart => region.restart(page),
-                        Then::Defer => region.defer(page),
+                        Then::Restart => region.ages.restart(page),
+                        Then::Defer => region.ages.defer(page),
                     }
                 }
             }
@@ -80,7 +80,7 @@ impl Client {
         let Some(region) = state.regions.get_mut(&id).filter(|_| ready) else {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));
         };
-        let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.is_written(run.run));
+        let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.ages.is_written(run.run));
         self.undo(&mut state, id, &written, Then::Restart);
         let runs = self.without_left_out(&mut state, id, runs);
         if runs.is_empty() {

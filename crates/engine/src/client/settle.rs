@@ -57,7 +57,7 @@ impl Client {
         if let Some(origin) = batch.take_origin(page) {
             return self.settle_move(state, batch.region, page, outcome, origin, target);
         }
-        if region.settle_prediction(page, outcome == Outcome::Differs) {
+        if region.ages.settle_prediction(page, outcome == Outcome::Differs) {
             state.flight.mispredicted = true;
             region.set(page, Entry::Fresh);
             if let Target::Frame(frame) = target {
@@ -82,10 +82,10 @@ impl Client {
         match outcome {
             Outcome::Differs => {
                 state.totals.differed += 1;
-                region.restart(page);
+                region.ages.restart(page);
             }
             Outcome::NoMaps => {
-                region.defer(page);
+                region.ages.defer(page);
                 state.budget.exhaust(state.totals.full_scans);
             }
             Outcome::Pinned | Outcome::Locked => state.refusals.pinned(self.pid),
@@ -94,7 +94,7 @@ impl Client {
             Outcome::Gone | Outcome::Failed | Outcome::Merged => {}
         }
         if matches!(outcome, Outcome::Pinned | Outcome::Locked | Outcome::Failed | Outcome::Gone) {
-            region.restart(page);
+            region.ages.restart(page);
         }
         if let Target::Frame(frame) = target {
             self.release(frame);

@@ -107,7 +107,7 @@ fn enter_part(shared: &Shared, client: &Client, part: &Part, copied: &[bool]) {
     let first_page = PageNo(((part.range.start - region.start as usize) / PAGE_SIZE) as u32);
     let mut bytes = [0; PAGE_SIZE];
     for (i, _) in copied.iter().enumerate().filter(|(_, copied)| **copied) {
-        region.copied(first_page + i as u32);
+        region.ages.copied(first_page + i as u32);
     }
     for (i, _) in copied.iter().enumerate().filter(|(_, copied)| !**copied) {
         let frame = Frame(part.first.0 + i as u32);

@@ -113,7 +113,7 @@ impl Engine {
             let (of_files, of_engine) = (files.clone(), shared.clone());
             workers.threads.lock().push((None, spawn("files", move || lend::run(&of_files, &of_engine))?));
             let (of_files, of_engine) = (files.clone(), shared.clone());
-            workers.threads.lock().push((None, spawn("files-recycle", move || of_files.recycle(&of_engine))?));
+            workers.threads.lock().push((None, spawn("files-recycle", move || of_files.guests.run(&of_engine))?));
             spawn("service", move || service.run())
         };
         if let Some(why) = crate::backend::module::no_agents() {
@@ -157,7 +157,7 @@ impl Engine {
     /// The owner of a client process, or of a guest whose free pages are punched.
     pub fn owner(&self, pid: i32) -> Option<u32> {
         let client = self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.user.uid);
-        client.or_else(|| self.files.owner(pid))
+        client.or_else(|| self.files.guests.owner(pid))
     }
 }
 

@@ -107,9 +107,9 @@ impl Freeze {
                 written.unwrap_or_default().iter().map(|&(start, len)| Range::new(start as usize, len as usize));
             for part in parts.filter_map(|part| all.intersect(&part)) {
                 let page = PageNo(((part.start - all.start) / PAGE_SIZE) as u32);
-                region.note_recent(Run::new(page, part.pages() as u32));
+                region.ages.note_recent(Run::new(page, part.pages() as u32));
             }
-            region.recent().for_each(|page| log.add(Range::new(region.address(page), PAGE_SIZE)));
+            region.ages.recent().for_each(|page| log.add(Range::new(region.address(page), PAGE_SIZE)));
         }
         state.observers.changes = (!log.is_too_long()).then_some(log);
     }

@@ -16,7 +16,7 @@ impl Engine {
     ///
     /// [`PlugError`]: no such client, the guest does not let go, or QEMU refuses.
     pub fn pause(&self, pid: i32) -> Result<(), PlugError> {
-        self.files.pause(&self.shared, pid).unwrap_or_else(|| device::pause(&self.shared, &self.find(pid)?))
+        self.files.guests.pause(&self.shared, pid).unwrap_or_else(|| device::pause(&self.shared, &self.find(pid)?))
     }
 
     /// Plugs the device in again, with an empty pool. Does nothing where it is there.
@@ -25,7 +25,7 @@ impl Engine {
     ///
     /// [`PlugError`]: no such client, a migration is under way, or QEMU refuses.
     pub fn resume(&self, pid: i32) -> Result<(), PlugError> {
-        self.files.resume(&self.shared, pid).unwrap_or_else(|| device::resume(&self.shared, &self.find(pid)?))
+        self.files.guests.resume(&self.shared, pid).unwrap_or_else(|| device::resume(&self.shared, &self.find(pid)?))
     }
 
     fn find(&self, pid: i32) -> Result<Arc<Client>, PlugError> {

@@ -75,7 +75,7 @@ fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
         refused: refused.as_deref(),
         is_pinned: state.plain == Some(Plain::Pinned),
         host_paused: host.paused,
-        due: state.region.due(),
+        due: state.region.ages.due(),
         cpu_limit: host.cpu_limit,
         ..Known::default()
     };

@@ -75,7 +75,7 @@ fn count(region: &Region, run: Run, cell_pages: u32, cells: &mut [Cell], heat: &
             Entry::Fresh | Entry::Pending => {}
         }
     }
-    for (page, writes) in region.written_lately(run) {
+    for (page, writes) in region.ages.written_lately(run) {
         heat[at(page)] += u64::from(writes);
         if region.entry(page) == Entry::Fresh {
             cells[at(page)].volatile += 1;
@@ -127,10 +127,10 @@ mod tests {
             }
             // Written, and hotter with each period.
             for _ in 0..4 {
-                region.mark_written(Run::new(PageNo(pages - 2), 2));
+                region.ages.found_written(Run::new(PageNo(pages - 2), 2));
                 region.end_scan(crate::core::ledger::Cool::Copies);
             }
-            region.mark_written(Run::new(PageNo(8), 1));
+            region.ages.found_written(Run::new(PageNo(8), 1));
             region.end_scan(crate::core::ledger::Cool::Copies);
         }
         let map = map(&client);

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Status};
 
 use crate::client::{Client, State};
-use crate::core::ledger::Region;
 use crate::daemon::engine::Engine;
 use crate::report::files;
 use crate::report::why::{Known, why};
@@ -264,7 +263,7 @@ fn client_status(
         domain_paused,
         limited: limited.as_deref(),
         cooling: state.direct_io.why().map(String::as_str),
-        due: state.regions.values().map(Region::due).sum(),
+        due: state.regions.values().map(|region| region.ages.due()).sum(),
         cpu_limit: of_host.cpu_limit,
         shared_bytes: if state.regions.is_empty() { shared_bytes(client.pid) } else { 0 },
     };

@@ -7,7 +7,6 @@ use rustix::io::Errno;
 use super::scan::ScanFor;
 use super::verify;
 use crate::client::{Client, State};
-use crate::core::ledger::Region;
 use crate::users::log_of;
 use crate::world::shared::Shared;
 use crate::world::stall::{touch, wait};
@@ -72,10 +71,10 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     }
     if state.schedule.cooldown_began.elapsed().as_secs_f64() >= shared.config().direct_io_seconds {
         state.schedule.cooldown_began = Instant::now();
-        state.regions.values_mut().for_each(Region::end_cooldown);
+        state.regions.values_mut().for_each(|region| region.ages.end_cooldown());
     }
     state.retry_deferred();
-    shared.pacer.found(client.user.uid, state.regions.values().map(Region::due).sum());
+    shared.pacer.found(client.user.uid, state.regions.values().map(|region| region.ages.due()).sum());
     true
 }
 

@@ -87,8 +87,8 @@ impl Plan {
             return false;
         };
         for &(page, verdict) in verdicts {
-            region.looked_at(page);
-            if region.is_written(Run::one(page)) {
+            region.ages.looked_at(page);
+            if region.ages.is_written(Run::one(page)) {
                 verdict.give_up(client, id, page);
                 continue;
             }
@@ -96,7 +96,7 @@ impl Plan {
                 Verdict::First(handle) => {
                     region.set(page, Entry::Unshared(handle));
                 }
-                Verdict::Nothing => region.restart(page),
+                Verdict::Nothing => region.ages.restart(page),
                 Verdict::Kept => given_up |= region.can_merge(page),
                 Verdict::Merge(target) => {
                     // Sighted here once, in a huge page that was given up since, and seen

@@ -207,7 +207,7 @@ impl<'a> Reader<'a> {
         let asked = self.ahead.pop_front().map(|asked| {
             // Some may have been written, discarded or recycled by now.
             let wanted: Vec<usize> =
-                (0..asked.pages.len()).filter(|&at| region.is_candidate(asked.pages[at])).collect();
+                (0..asked.pages.len()).filter(|&at| region.ages.is_candidate(asked.pages[at])).collect();
             (asked, wanted)
         });
         let Buffers { pages, addresses, .. } = buffers;

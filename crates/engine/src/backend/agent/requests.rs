@@ -164,7 +164,7 @@ fn plan(client: &Client, id: RegionId, requests: &[Request]) -> (Plan, bool) {
             }
             Some(region) => {
                 region.set(request.page, Entry::Fresh);
-                region.looked_at(request.page);
+                region.ages.looked_at(request.page);
                 plan.push(request.page, Target::Frame(request.frame));
             }
             // Written since, discarded, or sighted anew: the request has come too late.

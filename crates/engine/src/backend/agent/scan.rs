@@ -179,7 +179,7 @@ impl Client {
                 }
             }
             if let Some(region) = written.ledger(&mut state.regions) {
-                written.runs.iter().for_each(|&run| region.note_recent(region.pages_of(run)));
+                written.runs.iter().for_each(|&run| region.ages.note_recent(region.pages_of(run)));
             }
             // These were counted, and are in the change log, when a scan found them written.
             written.runs.append(&mut filled);
@@ -307,9 +307,9 @@ impl Client {
         let regions: Vec<RegionId> = state.regions.keys().copied().collect();
         for id in regions {
             let Some(region) = state.regions.get_mut(&id) else { continue };
-            region.restart_cooldown();
+            region.ages.restart_cooldown();
             if all_cool {
-                region.cool_written();
+                region.ages.cool_written();
             }
             let mut unseen = Written::of(id, region);
             state.begin_region(id);

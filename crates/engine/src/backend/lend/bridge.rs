@@ -57,7 +57,7 @@ impl Neighbour for Bridge {
             if let Some(region) = client.state().regions.get_mut(&there.region)
                 && region.entry(there.page) == Entry::Unshared(handle)
             {
-                region.restart(there.page);
+                region.ages.restart(there.page);
             }
         }
     }

@@ -134,7 +134,7 @@ fn moved(file: &File, state: &mut State, page: PageNo, entry: Entry<Content>, ou
     // Written since: the next scan says so, too.
     if outcome == Err(Errno::STALE) && state.region.entry(page) == entry {
         state.region.set(page, Entry::Fresh);
-        state.region.restart(page);
+        state.region.ages.restart(page);
         state.totals.unmerged += u64::from(file.drop_entry(page, entry));
     }
 }

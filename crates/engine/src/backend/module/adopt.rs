@@ -74,7 +74,7 @@ impl<K: Kind> File<K> {
                 self.drop_entry(page, before);
             } else {
                 // The page of the frame that was digested has changed just now.
-                state.region.restart(page);
+                state.region.ages.restart(page);
             }
         }
         Ok(())

@@ -50,10 +50,10 @@ impl Lookup {
         {
             let mut state = file.state();
             for (&page, &word) in pages.iter().zip(&words) {
-                state.region.looked_at(page);
+                state.region.ages.looked_at(page);
                 match Page::from_word(word) {
                     Page::Digest(digest) => known.push((page, digest)),
-                    Page::Away => state.region.defer(page),
+                    Page::Away => state.region.ages.defer(page),
                     Page::Frame(frame) => used.push((page, frame)),
                     Page::None => {}
                 }
@@ -84,7 +84,7 @@ impl Lookup {
             self.hint = handle + 1;
             match index.place(handle, digest) {
                 // The other page's file sights it anew when it changes; so does this one.
-                None => state.region.restart(page),
+                None => state.region.ages.restart(page),
                 Some(place) if place == here => {}
                 Some(place) => {
                     self.prediction.add(page, Some(handle));

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use super::contents::Contents;
 use super::file::{File, Totals};
 use super::kernel::MountPoint;
+use super::recycle::find::Managed;
 use super::recycle::known::Known;
 use crate::core::content::index::{ClientId, MAX_CLIENTS};
 use crate::world::shared::Shared;
@@ -72,7 +73,7 @@ pub(super) fn take_number(numbers: &mut BTreeSet<ClientId>) -> Option<ClientId> 
 pub(crate) struct Files {
     pub(super) state: Mutex<State>,
     wake: Condvar,
-    pub(super) guests: Known,
+    pub(crate) guests: Known,
 }
 
 /// Why there can be no agents on this kernel, and what merges without.
@@ -145,17 +146,6 @@ impl Files {
         all.into_iter().filter(|(name, _)| !name.is_empty()).collect()
     }
 
-    /// Whether this is the device of a mount that is managed.
-    pub(super) fn is_managed(&self, device: u64) -> bool {
-        self.state.lock().mounts.contains_key(&device)
-    }
-
-    /// A file, as of the last round.
-    pub(super) fn file(&self, id: FileId) -> Option<Arc<File>> {
-        let state = self.state.lock();
-        state.mounts.get(&id.dev)?.files.values().find(|file| file.inode == id.ino).cloned()
-    }
-
     /// What there is to tell, mount by mount.
     pub(crate) fn tell(&self) -> Vec<OfMount> {
         let of = |mount: &Mount| OfMount {
@@ -211,5 +201,20 @@ impl Files {
         drop(self.state.lock());
         self.wake.notify_all();
         self.guests.wake();
+    }
+}
+
+impl Managed for Files {
+    fn is_managed(&self, device: u64) -> bool {
+        self.state.lock().mounts.contains_key(&device)
+    }
+
+    fn file(&self, id: FileId) -> Option<Arc<File>> {
+        let state = self.state.lock();
+        state.mounts.get(&id.dev)?.files.values().find(|file| file.inode == id.ino).cloned()
+    }
+
+    fn guests(&self) -> &Known {
+        &self.guests
     }
 }

@@ -19,7 +19,7 @@
 //! The ledger has a page as recycled before it is released. What the guest writes afterwards has a
 //! dirty bit, and so has what was punched: the scan asks the kernel which of them are still holes.
 
-mod find;
+pub(super) mod find;
 pub(super) mod guests;
 pub(super) mod known;
 mod plug;

@@ -33,7 +33,7 @@ impl<K: Kind> File<K> {
         let mut bits = vec![0u64; (pages as usize).div_ceil(64).min(WORDS)];
         for (run, is_spared) in split(&parts, pages) {
             if is_spared {
-                self.state().region.mark_written(run);
+                self.state().region.ages.found_written(run);
                 continue;
             }
             self.take_bits(run, pages, &mut bits)?;
@@ -42,14 +42,14 @@ impl<K: Kind> File<K> {
         if first {
             // Whenever its pages were written: it was not asked before.
             let all = state.region.all();
-            state.region.mark_written(all);
+            state.region.ages.found_written(all);
         }
         state.region.end_scan(Cool::Copies);
         state.totals.scans += 1;
         if state.totals.scans.is_multiple_of(RETRY) {
-            state.region.retry_deferred();
+            state.region.ages.retry_deferred();
         }
-        Ok(state.region.due())
+        Ok(state.region.ages.due())
     }
 
     /// Takes the dirty bits of a run, whose ends are those of words, and enters them. `bits`: room.
@@ -70,14 +70,14 @@ impl<K: Kind> File<K> {
                         state.all_written[at as usize / 64] = word.count_ones() == len;
                     }
                     for run in runs {
-                        state.region.mark_written(run);
+                        state.region.ages.found_written(run);
                         let unmerged = self.forget(&mut state, run);
                         state.totals.unmerged += unmerged;
                     }
                 }
                 Err(why) => {
                     let all = state.region.all();
-                    state.region.mark_written(all);
+                    state.region.ages.found_written(all);
                     return Err(why);
                 }
             }

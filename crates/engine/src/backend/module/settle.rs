@@ -24,29 +24,29 @@ pub(crate) fn settle<K: Kind>(file: &File<K>, state: &mut State, wanted: Wanted,
     let entry = match outcome {
         Ok(()) => {
             totals.merged += 1;
-            region.looked_at(page);
+            region.ages.looked_at(page);
             Entry::Merged(Content(handle))
         }
         Err(Errno::STALE) => {
             totals.differed += 1;
-            if !region.settle_prediction(page, true) {
-                region.restart(page);
+            if !region.ages.settle_prediction(page, true) {
+                region.ages.restart(page);
             }
             Entry::Fresh
         }
         // It uses a frame that the ledger does not know: its digest will say which.
         Err(Errno::EXIST) => {
-            region.looked_at(page);
-            region.restart(page);
+            region.ages.looked_at(page);
+            region.ages.restart(page);
             Entry::Fresh
         }
         Err(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {
-            region.looked_at(page);
+            region.ages.looked_at(page);
             // Its content may still stand for others.
-            return region.defer(page);
+            return region.ages.defer(page);
         }
         Err(_) => {
-            region.looked_at(page);
+            region.ages.looked_at(page);
             Entry::Fresh
         }
     };

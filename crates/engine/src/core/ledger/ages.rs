@@ -39,7 +39,7 @@ pub(crate) enum Cool {
 }
 
 /// The pages of one region, by age.
-pub(super) struct Ages {
+pub(crate) struct Ages {
     /// Written between the last two scans of merge periods.
     young: DirtyTree,
     /// Clean for one period.
@@ -71,7 +71,7 @@ fn pages(set: impl Iterator<Item = u64>) -> impl Iterator<Item = PageNo> {
 impl Ages {
     /// Of `pages` pages, none of which was written. `first`: the number of the first in its address
     /// space.
-    pub(super) fn new(first: u64, pages: u32) -> Result<Self, NewError> {
+    pub(crate) fn new(first: u64, pages: u32) -> Result<Self, NewError> {
         let set = || DirtyTree::new(pages.into());
         Ok(Self {
             young: set()?,
@@ -89,24 +89,24 @@ impl Ages {
     }
 
     /// Bytes that they take.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         SETS * self.young.bytes()
     }
 
     /// A scan found these pages written: they are no candidates any more.
-    pub(super) fn found_written(&mut self, run: Run) {
+    pub(crate) fn found_written(&mut self, run: Run) {
         self.written.insert_range(run.page.into(), run.len.into());
         self.candidates.remove_range(run.page.into(), run.len.into());
     }
 
     /// Whether one of these pages was found written since the merge period began.
-    pub(super) fn is_written(&self, run: Run) -> bool {
+    pub(crate) fn is_written(&self, run: Run) -> bool {
         self.written.iter_from(run.page.into()).next().is_some_and(|page| page < u64::from(run.end()))
     }
 
     /// A merge period's scan is over: every page gets older by a period, or young again. Returns
     /// how many changed within the last two periods.
-    pub(super) fn end_period(&mut self, cool: Cool) -> u64 {
+    pub(crate) fn end_period(&mut self, cool: Cool) -> u64 {
         self.hot.end_period(&self.written, &self.young, &self.older);
         let Self { young, older, candidates, deferred, written, copies, cooling: [now, before], .. } = self;
         let recent = |page| self.recent.iter().any(|set| set.contains(page));
@@ -131,17 +131,17 @@ impl Ages {
     }
 
     /// Pages that the next scan of a merge period need not protect.
-    pub(super) fn spared(&self) -> Arc<DirtyTree> {
+    pub(crate) fn spared(&self) -> Arc<DirtyTree> {
         self.hot.spared()
     }
 
     /// The page was merged and has been written since: it is a copy now.
-    pub(super) fn copied(&mut self, page: PageNo) {
+    pub(crate) fn copied(&mut self, page: PageNo) {
         self.copies.insert(page.into());
     }
 
     /// A cooldown period is over: copies that were clean all through it become candidates.
-    pub(super) fn end_cooldown(&mut self) {
+    pub(crate) fn end_cooldown(&mut self) {
         let [now, before] = &mut self.cooling;
         self.candidates.unite(before);
         before.clear();
@@ -152,7 +152,7 @@ impl Ages {
     }
 
     /// Copies that are cooling begin again: whether they were written is not known.
-    pub(super) fn restart_cooldown(&mut self) {
+    pub(crate) fn restart_cooldown(&mut self) {
         for set in &mut self.cooling {
             self.young.unite(set);
             set.clear();
@@ -161,23 +161,23 @@ impl Ages {
 
     /// Pages found written up to the end of this merge period cool down from then on, copies or
     /// not: a device may have written them long ago, and still be writing.
-    pub(super) fn cool_written(&mut self) {
+    pub(crate) fn cool_written(&mut self) {
         self.cool_written = true;
     }
 
     /// Notes that these pages were written just now, whatever else they are.
-    pub(super) fn note_recent(&mut self, run: Run) {
+    pub(crate) fn note_recent(&mut self, run: Run) {
         self.recent[0].insert_range(run.page.into(), run.len.into());
     }
 
     /// Pages that were written within the last one or two cooldown periods.
-    pub(super) fn recent(&self) -> impl Iterator<Item = PageNo> {
+    pub(crate) fn recent(&self) -> impl Iterator<Item = PageNo> {
         pages(self.recent.iter().flat_map(|set| set.iter()))
     }
 
     /// Pages of a run that changed within the last two periods, and for how many periods each has
     /// at least been written again and again: 1 for one that is not hot.
-    pub(super) fn written_lately(&self, run: Run) -> impl Iterator<Item = (PageNo, u32)> {
+    pub(crate) fn written_lately(&self, run: Run) -> impl Iterator<Item = (PageNo, u32)> {
         let (first, end) = (u64::from(run.page), u64::from(run.end()));
         let of = move |set: &DirtyTree| set.iter_from(first).take_while(move |&page| page < end).collect::<Vec<u64>>();
         let older = of(&self.older).into_iter().filter(|&page| !self.young.contains(page));
@@ -186,23 +186,23 @@ impl Ages {
     }
 
     /// The page becomes young: it will be read when it has been clean for two periods.
-    pub(super) fn restart(&mut self, page: PageNo) {
+    pub(crate) fn restart(&mut self, page: PageNo) {
         self.young.insert(page.into());
     }
 
     /// Puts a page off until [`Ages::retry_deferred`].
-    pub(super) fn defer(&mut self, page: PageNo) {
+    pub(crate) fn defer(&mut self, page: PageNo) {
         self.deferred.insert(page.into());
     }
 
     /// Pages that were put off become candidates again.
-    pub(super) fn retry_deferred(&mut self) {
+    pub(crate) fn retry_deferred(&mut self) {
         self.candidates.unite(&self.deferred);
         self.deferred.clear();
     }
 
     /// These pages are not the region's any more, or are untouched memory.
-    pub(super) fn forget(&mut self, run: Run) {
+    pub(crate) fn forget(&mut self, run: Run) {
         let [now, before] = &mut self.cooling;
         let Self { young, older, candidates, deferred, copies, predicted, .. } = self;
         for set in [young, older, candidates, deferred, copies, predicted, now, before] {
@@ -211,33 +211,33 @@ impl Ages {
     }
 
     /// The page is to be read.
-    pub(super) fn add_candidate(&mut self, page: PageNo) {
+    pub(crate) fn add_candidate(&mut self, page: PageNo) {
         self.candidates.insert(page.into());
     }
 
     /// How many candidates there are.
-    pub(super) fn due(&self) -> u64 {
+    pub(crate) fn due(&self) -> u64 {
         self.candidates.count()
     }
 
     /// Candidates at or after `from`, ascending.
-    pub(super) fn candidates(&self, from: PageNo) -> impl Iterator<Item = PageNo> {
+    pub(crate) fn candidates(&self, from: PageNo) -> impl Iterator<Item = PageNo> {
         pages(self.candidates.iter_from(from.into()))
     }
 
     /// Whether a page is to be read.
-    pub(super) fn is_candidate(&self, page: PageNo) -> bool {
+    pub(crate) fn is_candidate(&self, page: PageNo) -> bool {
         self.candidates.contains(page.into())
     }
 
     /// The page was read.
-    pub(super) fn looked_at(&mut self, page: PageNo) {
+    pub(crate) fn looked_at(&mut self, page: PageNo) {
         self.candidates.remove(page.into());
         self.predicted.remove(page.into());
     }
 
     /// Takes a candidate without reading it, unless it was predicted wrong. Whether it did.
-    pub(super) fn predict(&mut self, page: PageNo) -> bool {
+    pub(crate) fn predict(&mut self, page: PageNo) -> bool {
         let may = self.candidates.contains(page.into()) && !self.predicted.contains(page.into());
         if may {
             self.candidates.remove(page.into());
@@ -248,7 +248,7 @@ impl Ages {
 
     /// A planned page has its outcome. `true`: it differed from the prediction, and is a candidate
     /// again, to be read.
-    pub(super) fn settle_prediction(&mut self, page: PageNo, differs: bool) -> bool {
+    pub(crate) fn settle_prediction(&mut self, page: PageNo, differs: bool) -> bool {
         let wrong = self.predicted.contains(page.into()) && differs;
         if wrong {
             self.candidates.insert(page.into());

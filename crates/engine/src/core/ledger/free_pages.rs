@@ -135,7 +135,7 @@ pub(crate) mod tests {
         ];
         let mut region = Region::<crate::core::content::frame::Frame>::new(0, 100).unwrap();
         region.free = Some(FreePages::new(Arc::new(Marks::open(&fd).unwrap()), extents));
-        region.mark_written(Run::new(PageNo(0), 100));
+        region.ages.found_written(Run::new(PageNo(0), 100));
         (0..3).for_each(|_| region.end_scan(crate::core::ledger::Cool::Copies));
         guest.mark(256 + 10..256 + 20);
         guest.mark(1000..1005);
@@ -151,7 +151,7 @@ pub(crate) mod tests {
         assert!(!region.predict(PageNo(5)), "freed since");
         // What was marked, and is used again, comes back when it is written.
         guest.cancel(256 + 10..256 + 20, || true).unwrap();
-        region.mark_written(Run::new(PageNo(12), 1));
+        region.ages.found_written(Run::new(PageNo(12), 1));
         (0..3).for_each(|_| region.end_scan(crate::core::ledger::Cool::Copies));
         region.candidates(PageNo(8), 4, &mut found);
         assert_eq!(found, [8, 9, 12, 20].map(PageNo));

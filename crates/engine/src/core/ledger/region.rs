@@ -52,7 +52,8 @@ pub(crate) struct Region<S = Frame> {
     /// Pages that are not managed any more; made when the first is.
     gone: Option<DirtyTree>,
     entries: Entries<S>,
-    ages: Ages,
+    /// How long its pages have been clean.
+    pub(crate) ages: Ages,
     /// What the region counts for its user.
     _claim: Option<Claim>,
 }
@@ -199,17 +200,6 @@ impl<S: MergedWith> Region<S> {
         true
     }
 
-    /// A scan found these pages written: they are no candidates any more.
-    pub(crate) fn mark_written(&mut self, run: Run) {
-        self.ages.found_written(run);
-    }
-
-    /// Whether a scan between two merge periods has found one of these pages written, perhaps since
-    /// it was read or planned. Such a page must not be merged now; it ages from the next period on.
-    pub(crate) fn is_written(&self, run: Run) -> bool {
-        self.ages.is_written(run)
-    }
-
     /// A merge period's scan is over: every page gets older by a period, or young again.
     pub(crate) fn end_scan(&mut self, cool: Cool) {
         self.volatile = self.ages.end_period(cool);
@@ -223,67 +213,10 @@ impl<S: MergedWith> Region<S> {
         (self.stamps.is_none() && !spared.is_empty()).then_some(spared)
     }
 
-    /// The page was merged and has been written since: it is a copy now.
-    pub(crate) fn copied(&mut self, page: PageNo) {
-        self.ages.copied(page);
-    }
-
-    /// A cooldown period is over: copies that were clean all through it become candidates.
-    pub(crate) fn end_cooldown(&mut self) {
-        self.ages.end_cooldown();
-    }
-
-    /// Copies that are cooling begin again: whether they were written is not known.
-    pub(crate) fn restart_cooldown(&mut self) {
-        self.ages.restart_cooldown();
-    }
-
-    /// Pages found written up to the end of this merge period cool down from then on, copies or
-    /// not.
-    pub(crate) fn cool_written(&mut self) {
-        self.ages.cool_written();
-    }
-
-    /// Notes that these pages were written just now, whatever else they are.
-    pub(crate) fn note_recent(&mut self, run: Run) {
-        self.ages.note_recent(run);
-    }
-
-    /// Pages that were written within the last one or two cooldown periods.
-    pub(crate) fn recent(&self) -> impl Iterator<Item = PageNo> {
-        self.ages.recent()
-    }
-
-    /// Pages of a run that changed within the last two periods, and how hot each is: for how many
-    /// periods it has been written at least.
-    pub(crate) fn written_lately(&self, run: Run) -> impl Iterator<Item = (PageNo, u32)> {
-        self.ages.written_lately(run)
-    }
-
-    /// The page becomes young: it will be read when it has been clean for two periods.
-    pub(crate) fn restart(&mut self, page: PageNo) {
-        self.ages.restart(page);
-    }
-
-    /// Puts a page off until [`Region::retry_deferred`].
-    pub(crate) fn defer(&mut self, page: PageNo) {
-        self.ages.defer(page);
-    }
-
-    /// Pages that were put off become candidates again.
-    pub(crate) fn retry_deferred(&mut self) {
-        self.ages.retry_deferred();
-    }
-
     /// These pages are not this region's any more, or are untouched memory.
     pub(crate) fn forget_ages(&mut self, run: Run) {
         self.lost_huge(run);
         self.ages.forget(run);
-    }
-
-    /// Pages that are to be read.
-    pub(crate) fn due(&self) -> u64 {
-        self.ages.due()
     }
 
     /// Up to `max` candidates at or after `from`, ascending. Pages that the guest has marked as
@@ -303,17 +236,7 @@ impl<S: MergedWith> Region<S> {
                 break;
             }
         }
-        left_out.into_iter().for_each(|page| self.looked_at(page));
-    }
-
-    /// Whether a page is to be read.
-    pub(crate) fn is_candidate(&self, page: PageNo) -> bool {
-        self.ages.is_candidate(page)
-    }
-
-    /// The page was read.
-    pub(crate) fn looked_at(&mut self, page: PageNo) {
-        self.ages.looked_at(page);
+        left_out.into_iter().for_each(|page| self.ages.looked_at(page));
     }
 
     /// Takes a candidate without reading it, unless it was predicted wrong or must be read. Whether
@@ -322,12 +245,6 @@ impl<S: MergedWith> Region<S> {
         let free = self.free.as_ref().is_some_and(|free| free.contains(page));
         let read = self.keeps_huge(page) || matches!(self.entry(page), Entry::Unshared(_));
         !free && !read && self.ages.predict(page)
-    }
-
-    /// A planned page has its outcome. `true`: it differed from the prediction, and is a candidate
-    /// again, to be read.
-    pub(crate) fn settle_prediction(&mut self, page: PageNo, differs: bool) -> bool {
-        self.ages.settle_prediction(page, differs)
     }
 }
 

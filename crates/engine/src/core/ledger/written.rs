@@ -68,7 +68,7 @@ impl Region {
                     match entry {
                         Entry::Merged(_) => {
                             unmerged.copied += 1;
-                            self.copied(page);
+                            self.ages.copied(page);
                         }
                         Entry::Zero | Entry::Recycled => unmerged.filled += 1,
                         _ => {}
@@ -82,7 +82,7 @@ impl Region {
                 stamps.record(page);
             }
             if is.contains(Categories::PRESENT) && !kept_huge {
-                self.mark_written(Run::one(page));
+                self.ages.found_written(Run::one(page));
             }
         }
         unmerged

@@ -1,5 +1,5 @@
-//! What is known of a guest that marks its free pages: its marks, where its RAM lies, how far it is,
-//! and what its sweeps came to.
+//! What is known of a guest that marks its free pages: its marks, where its RAM lies, how far it
+//! is, and what its sweeps came to.
 //!
 //! In each *reclaim period* the daemon looks at the summary of the guest's pool, 4 KiB for 8 GiB of
 //! guest. Where it says that something is marked, a sweep is due, with as much CPU time as the

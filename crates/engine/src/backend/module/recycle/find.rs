@@ -19,12 +19,11 @@ use rustix::net::{AddressFamily, sockopt};
 use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_PERIOD, Extent};
 use wire::{PageNo, RegionId};
 
-use super::known::Guest;
+use super::known::{Guest, Known};
 use super::pool::{Pool, TakeError};
 use super::process::{OfRam, Process, Qemu};
 use super::sweep::Sweeper;
 use crate::backend::module::file::File;
-use crate::backend::module::mounts::Files;
 use crate::backend::module::owner;
 use crate::core::ledger::free_pages::FreePages;
 use crate::core::recycle::device::{self, QMP_TIME};
@@ -39,6 +38,17 @@ const ENVIRONMENT: u64 = 1 << 20;
 const STEP: Duration = Duration::from_millis(200);
 /// How long a round may take to find the files that a guest maps.
 const ROUND_TIME: Duration = Duration::from_secs(60);
+
+/// The files that are managed, and the guests that have them as RAM.
+pub(in super::super) trait Managed: Send + Sync + 'static {
+    /// Whether this is the device of a mount that is managed.
+    fn is_managed(&self, device: u64) -> bool;
+
+    /// A file, as of the last round.
+    fn file(&self, id: FileId) -> Option<Arc<File>>;
+
+    fn guests(&self) -> &Known;
+}
 
 /// A process that has a file open.
 pub(super) struct Subject {
@@ -100,7 +110,7 @@ impl Words {
 }
 
 /// Looks at a process, in a thread of its own.
-pub(super) fn start(files: &Arc<Files>, shared: &Arc<Shared>, subject: Subject) {
+pub(super) fn start(files: &Arc<impl Managed>, shared: &Arc<Shared>, subject: Subject) {
     let Some(search) = Search::begin(shared, Some(subject.uid)) else {
         tracing::warn!(pid = subject.pid, "not recycled: too many processes of its user are being looked at");
         return;
@@ -116,7 +126,7 @@ pub(super) fn start(files: &Arc<Files>, shared: &Arc<Shared>, subject: Subject) 
     }
 }
 
-fn find(files: &Arc<Files>, shared: &Shared, search: &Search, subject: Subject, words: Words) {
+fn find(files: &Arc<impl Managed>, shared: &Shared, search: &Search, subject: Subject, words: Words) {
     let (pid, file) = (subject.pid, subject.file.clone());
     let goes_on = || search.goes_on() && !subject.process.has_exited();
     let (pool, monitor) = match inherited(&subject.process, words, &goes_on) {
@@ -126,14 +136,14 @@ fn find(files: &Arc<Files>, shared: &Shared, search: &Search, subject: Subject, 
     let period = Recycling::period_of(words.period_ms, shared.config().reclaim_period);
     let recycling = Arc::new(Mutex::new(Recycling::new(pool.marks.clone(), period).booting()));
     // Not merged until the guest has said what is free, and told in status.
-    files.guests.tell(pid, &file, &recycling);
-    match locate(files, &subject, &monitor, &goes_on) {
+    files.guests().tell(pid, &file, &recycling);
+    match locate(&**files, &subject, &monitor, &goes_on) {
         Ok((mapped, extents, is_plugged)) => {
             let is_first = !pool.is_used();
             recycling.lock().set_device(if is_plugged { Device::In } else { Device::Out });
             let of_qemu = (monitor, words.pool);
             let guest = Arc::new(manage(subject, pool, of_qemu, recycling, mapped, extents));
-            files.guests.add(pid, guest.clone());
+            files.guests().add(pid, guest.clone());
             if !is_plugged && let Err(why) = guest.plug_by_itself(shared, is_first) {
                 tracing::warn!(pid, "its free pages are not recycled yet: {why}");
             }
@@ -158,7 +168,7 @@ fn inherited(process: &PidFd, words: Words, goes_on: &dyn Fn() -> bool) -> Resul
 
 /// Where its RAM lies, and whether it has its device.
 fn locate(
-    files: &Files,
+    files: &impl Managed,
     subject: &Subject,
     monitor: &OwnedFd,
     goes_on: &(dyn Fn() -> bool + Sync),
@@ -218,7 +228,7 @@ struct Mapped {
 }
 
 /// What it maps of files that are managed. Waits for those that no round has found yet.
-fn mapped(files: &Files, pid: i32, goes_on: &dyn Fn() -> bool) -> Result<Mapped, FindError> {
+fn mapped(files: &impl Managed, pid: i32, goes_on: &dyn Fn() -> bool) -> Result<Mapped, FindError> {
     let deadline = Instant::now() + ROUND_TIME;
     loop {
         if !goes_on() {
@@ -233,7 +243,7 @@ fn mapped(files: &Files, pid: i32, goes_on: &dyn Fn() -> bool) -> Result<Mapped,
 }
 
 /// The same, and whether there are files that are not managed yet.
-fn mapped_now(files: &Files, pid: i32) -> std::io::Result<(Mapped, bool)> {
+fn mapped_now(files: &impl Managed, pid: i32) -> std::io::Result<(Mapped, bool)> {
     let mut found = Mapped { files: Vec::new(), ram: Vec::new(), places: Vec::new() };
     let mut missing = false;
     let open = owner::descriptors(pid);
@@ -308,7 +318,8 @@ mod tests {
                 writeln!(&qemu, "{}", serde_json::json!({ "return": answer, "id": asked["id"] })).unwrap();
             }
         });
-        let (kept, mut listed) = (Arc::new(Files::default()), kmem::pageonefs::File::default());
+        let (kept, mut listed) =
+            (Arc::new(crate::backend::module::mounts::Files::default()), kmem::pageonefs::File::default());
         listed.size = 1 << 12;
         let kernel = Arc::new(crate::backend::module::tests::Fake(Mutex::default()));
         let contents =
@@ -323,7 +334,7 @@ mod tests {
         .unwrap();
         let pid = std::process::id() as i32;
         let subject = Subject { pid, process: own(), uid: 0, file: Arc::new(file) };
-        let why = locate(&kept, &subject, &monitor.into(), &|| true).err().unwrap();
+        let why = locate(&*kept, &subject, &monitor.into(), &|| true).err().unwrap();
         assert!(matches!(why, FindError::Unmanaged), "{why}");
     }
 

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use kmem::pidfd::PidFd;
 
-use super::find;
-use super::known::Looked;
+use super::find::{self, Managed};
+use super::known::{Known, Looked};
 use crate::backend::module::file::File;
-use crate::backend::module::mounts::Files;
 use crate::backend::module::owner::Owner;
 use crate::world::shared::Shared;
 
@@ -16,11 +15,16 @@ use crate::world::shared::Shared;
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Looks for a pool in processes that have this file open, each once.
-pub(in super::super) fn find_guests(files: &Arc<Files>, shared: &Arc<Shared>, file: &Arc<File>, holders: &[Owner]) {
-    files.guests.reap();
+pub(in super::super) fn find_guests(
+    files: &Arc<impl Managed>,
+    shared: &Arc<Shared>,
+    file: &Arc<File>,
+    holders: &[Owner],
+) {
+    files.guests().reap();
     for holder in holders {
         let (pid, file) = (holder.pid, file.clone());
-        let mut all = files.guests.all.lock();
+        let mut all = files.guests().all.lock();
         if all.get(&pid).is_some_and(|looked| !looked.process.has_exited()) {
             continue;
         }
@@ -32,22 +36,22 @@ pub(in super::super) fn find_guests(files: &Arc<Files>, shared: &Arc<Shared>, fi
     }
 }
 
-impl Files {
+impl Known {
     /// The owner of a process that is a guest with a pool.
     pub(crate) fn owner(&self, pid: i32) -> Option<u32> {
-        self.guests.all.lock().get(&pid).filter(|looked| looked.told.is_some()).map(|looked| looked.uid)
+        self.all.lock().get(&pid).filter(|looked| looked.told.is_some()).map(|looked| looked.uid)
     }
 
     /// The thread: sweeps where one is due, until the engine stops.
-    pub(crate) fn recycle(&self, shared: &Shared) {
+    pub(crate) fn run(&self, shared: &Shared) {
         while !shared.stopping() {
-            let next = self.guests.reap().iter().filter_map(|guest| guest.look(shared)).min();
-            let mut all = self.guests.all.lock();
+            let next = self.reap().iter().filter_map(|guest| guest.look(shared)).min();
+            let mut all = self.all.lock();
             if !shared.stopping() {
                 let wait = next.map_or(IDLE, |next| next.saturating_duration_since(Instant::now()).min(IDLE));
                 match all.values().any(|looked| looked.told.is_some()) {
-                    true => _ = self.guests.wake.wait_for(&mut all, wait),
-                    false => self.guests.wake.wait(&mut all),
+                    true => _ = self.wake.wait_for(&mut all, wait),
+                    false => self.wake.wait(&mut all),
                 }
             }
         }

@@ -44,7 +44,7 @@ impl Looked {
 
 /// The processes that have files open, by their numbers.
 #[derive(Default)]
-pub(in super::super) struct Known {
+pub(crate) struct Known {
     pub(super) all: Mutex<BTreeMap<i32, Looked>>,
     pub(super) wake: Condvar,
 }

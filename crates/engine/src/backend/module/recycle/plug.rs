@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-use super::known::Guest;
+use super::known::{Guest, Known};
 use super::sweep::Sweeper;
-use crate::backend::module::mounts::Files;
 use crate::core::recycle::device::{self, PlugError, SessionError};
 use crate::core::recycle::state::Device;
 use crate::world::shared::Shared;
@@ -24,7 +23,7 @@ struct InSession<'a> {
     sweeper: MutexGuard<'a, Sweeper>,
 }
 
-impl Files {
+impl Known {
     /// Unplugs the device. `None`: this process is no guest with a pool.
     pub(crate) fn pause(&self, shared: &Shared, pid: i32) -> Option<Result<(), PlugError>> {
         self.with(pid, |guest| guest.in_session(shared, device::unplug))
@@ -37,7 +36,7 @@ impl Files {
 
     fn with(&self, pid: i32, act: impl Fn(&Guest) -> Result<(), PlugError>) -> Option<Result<(), PlugError>> {
         let (guest, why) = {
-            let all = self.guests.all.lock();
+            let all = self.all.lock();
             let looked = all.get(&pid)?;
             let (_, recycling) = looked.told.as_ref()?;
             (looked.guest.clone(), recycling.lock().why().map(str::to_owned))

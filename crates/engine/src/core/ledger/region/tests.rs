@@ -2,7 +2,7 @@ use super::*;
 use crate::core::content::frame::Frame;
 
 fn scan(region: &mut Region, written: &[u32]) -> Vec<u32> {
-    written.iter().for_each(|&page| region.mark_written(run(page, 1)));
+    written.iter().for_each(|&page| region.ages.found_written(run(page, 1)));
     region.end_scan(crate::core::ledger::Cool::Copies);
     candidates(region)
 }
@@ -24,7 +24,7 @@ fn a_page_is_a_candidate_when_it_was_clean_for_two_periods() {
     assert!(scan(&mut region, &[4]).is_empty(), "one period");
     assert_eq!(scan(&mut region, &[]), [3, 70], "two periods");
     assert_eq!(scan(&mut region, &[70]), [3, 4], "a write takes it back");
-    region.looked_at(PageNo(3));
+    region.ages.looked_at(PageNo(3));
     assert_eq!(scan(&mut region, &[]), [4]);
     assert_eq!(scan(&mut region, &[]), [4, 70]);
 }
@@ -35,15 +35,15 @@ fn a_wrong_prediction_is_not_repeated_until_the_page_was_read() {
     for _ in 0..3 {
         scan(&mut region, &[]);
     }
-    (0..10).for_each(|page| region.restart(PageNo(page)));
+    (0..10).for_each(|page| region.ages.restart(PageNo(page)));
     scan(&mut region, &[]);
     scan(&mut region, &[]);
     assert!(region.predict(PageNo(3)) && !region.predict(PageNo(3)), "no candidate any more");
-    assert!(region.settle_prediction(PageNo(3), true));
+    assert!(region.ages.settle_prediction(PageNo(3), true));
     assert!(candidates(&mut region).contains(&3) && !region.predict(PageNo(3)), "to be read");
-    region.looked_at(PageNo(3));
-    assert!(!region.settle_prediction(PageNo(3), true), "no prediction: what was read was written since");
-    assert!(region.predict(PageNo(4)) && !region.settle_prediction(PageNo(4), false));
+    region.ages.looked_at(PageNo(3));
+    assert!(!region.ages.settle_prediction(PageNo(3), true), "no prediction: what was read was written since");
+    assert!(region.predict(PageNo(4)) && !region.ages.settle_prediction(PageNo(4), false));
 }
 
 #[test]
@@ -52,15 +52,15 @@ fn a_page_found_written_between_two_periods_is_no_candidate_from_then_on() {
     for _ in 0..3 {
         scan(&mut region, &[]);
     }
-    [2, 3, 4].iter().for_each(|&page| region.restart(PageNo(page)));
+    [2, 3, 4].iter().for_each(|&page| region.ages.restart(PageNo(page)));
     scan(&mut region, &[]);
     assert_eq!(scan(&mut region, &[]), [2, 3, 4]);
-    region.mark_written(run(3, 1));
+    region.ages.found_written(run(3, 1));
     assert_eq!((candidates(&mut region), region.predict(PageNo(3))), (vec![2, 4], false));
-    assert!(region.is_written(run(3, 1)) && region.is_written(run(0, 10)));
-    assert!(!region.is_written(run(2, 1)) && !region.is_written(run(4, 6)));
+    assert!(region.ages.is_written(run(3, 1)) && region.ages.is_written(run(0, 10)));
+    assert!(!region.ages.is_written(run(2, 1)) && !region.ages.is_written(run(4, 6)));
     assert_eq!(scan(&mut region, &[]), [2, 4]);
-    assert!(!region.is_written(run(0, 10)));
+    assert!(!region.ages.is_written(run(0, 10)));
     assert_eq!(scan(&mut region, &[]), [2, 4]);
     assert_eq!(scan(&mut region, &[]), [2, 3, 4]);
 }
@@ -68,30 +68,30 @@ fn a_page_found_written_between_two_periods_is_no_candidate_from_then_on() {
 #[test]
 fn deferred_pages_wait_until_they_are_asked_for_or_written() {
     let mut region = Region::new(0, 10).unwrap();
-    region.defer(PageNo(1));
-    region.defer(PageNo(2));
+    region.ages.defer(PageNo(1));
+    region.ages.defer(PageNo(2));
     assert!(scan(&mut region, &[2]).is_empty());
-    region.retry_deferred();
+    region.ages.retry_deferred();
     assert_eq!(scan(&mut region, &[]), [1]);
 }
 
 #[test]
 fn copies_cool_down_for_a_whole_period_more() {
     let mut region = Region::new(0, 100).unwrap();
-    region.copied(PageNo(7));
+    region.ages.copied(PageNo(7));
     scan(&mut region, &[7, 8]);
     scan(&mut region, &[]);
     assert_eq!(scan(&mut region, &[]), [8], "the copy cools down");
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert_eq!(scan(&mut region, &[]), [8], "less than a period, perhaps");
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert_eq!(scan(&mut region, &[]), [7, 8]);
     scan(&mut region, &[7]);
     scan(&mut region, &[]);
     scan(&mut region, &[]);
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert_eq!(scan(&mut region, &[7]), [8], "a write while it cools down starts everything again");
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert_eq!(scan(&mut region, &[]), [8]);
 }
 
@@ -100,19 +100,19 @@ fn where_a_device_writes_unseen_every_page_that_was_written_cools_down() {
     let mut region = Region::new(0, 100).unwrap();
     let period = |region: &mut Region, written: &[u32]| {
         written.iter().for_each(|&page| {
-            region.note_recent(run(page, 1));
-            region.mark_written(run(page, 1));
+            region.ages.note_recent(run(page, 1));
+            region.ages.found_written(run(page, 1));
         });
         region.end_scan(crate::core::ledger::Cool::All);
         candidates(region)
     };
-    region.restart(PageNo(9));
+    region.ages.restart(PageNo(9));
     period(&mut region, &[8]);
     period(&mut region, &[]);
     assert_eq!(period(&mut region, &[]), [9], "not written lately");
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert_eq!(period(&mut region, &[]), [9], "less than a period, perhaps");
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert_eq!(period(&mut region, &[]), [8, 9]);
 }
 
@@ -122,13 +122,13 @@ fn after_a_hold_what_a_device_may_have_written_unseen_cools_down() {
     scan(&mut region, &[3]);
     scan(&mut region, &[]);
     assert_eq!(scan(&mut region, &[]), [3]);
-    region.cool_written();
+    region.ages.cool_written();
     assert!(scan(&mut region, &[3]).is_empty());
     scan(&mut region, &[]);
     assert!(scan(&mut region, &[]).is_empty());
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert!(candidates(&mut region).is_empty(), "less than a period, perhaps");
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert_eq!(candidates(&mut region), [3]);
     scan(&mut region, &[3]);
     scan(&mut region, &[]);
@@ -138,42 +138,42 @@ fn after_a_hold_what_a_device_may_have_written_unseen_cools_down() {
 #[test]
 fn after_a_hold_copies_restart_cooldown() {
     let mut region = Region::new(0, 100).unwrap();
-    region.copied(PageNo(7));
+    region.ages.copied(PageNo(7));
     scan(&mut region, &[7]);
     scan(&mut region, &[]);
     scan(&mut region, &[]);
-    region.end_cooldown();
-    region.restart_cooldown();
-    region.end_cooldown();
+    region.ages.end_cooldown();
+    region.ages.restart_cooldown();
+    region.ages.end_cooldown();
     assert!(scan(&mut region, &[]).is_empty(), "it would have been due");
     scan(&mut region, &[]);
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert!(scan(&mut region, &[]).is_empty(), "it cools down again");
-    region.end_cooldown();
+    region.ages.end_cooldown();
     assert_eq!(scan(&mut region, &[]), [7]);
 }
 
 #[test]
 fn pages_written_recently_are_known_for_a_cooldown_period() {
     let mut region = Region::<Frame>::new(0, 100).unwrap();
-    region.note_recent(run(3, 2));
-    region.end_cooldown();
-    region.note_recent(run(50, 1));
-    assert_eq!(region.recent().map(|page| page.0).collect::<Vec<_>>(), [50, 3, 4]);
-    region.end_cooldown();
+    region.ages.note_recent(run(3, 2));
+    region.ages.end_cooldown();
+    region.ages.note_recent(run(50, 1));
+    assert_eq!(region.ages.recent().map(|page| page.0).collect::<Vec<_>>(), [50, 3, 4]);
+    region.ages.end_cooldown();
     assert_eq!(
-        region.recent().map(|page| page.0).collect::<Vec<_>>(),
+        region.ages.recent().map(|page| page.0).collect::<Vec<_>>(),
         [50],
         "those were written longer ago than a period"
     );
-    region.end_cooldown();
-    assert_eq!(region.recent().count(), 0);
+    region.ages.end_cooldown();
+    assert_eq!(region.ages.recent().count(), 0);
 }
 
 #[test]
 fn discarded_copies_are_copies_no_more() {
     let mut region = Region::new(0, 100).unwrap();
-    region.copied(PageNo(7));
+    region.ages.copied(PageNo(7));
     region.forget_ages(run(0, 100));
     scan(&mut region, &[7]);
     scan(&mut region, &[]);
@@ -187,7 +187,7 @@ fn recycled_pages_are_counted_and_what_was_known_of_them_is_given_back() {
     region.set(PageNo(2), Entry::Pending);
     region.set(PageNo(3), Entry::Unshared(9));
     region.set(PageNo(7), Entry::Merged(Frame(6)));
-    region.restart(PageNo(4));
+    region.ages.restart(PageNo(4));
     let mut left = Vec::new();
     region.recycle(run(0, 6), |page, entry| left.push((page.0, entry)));
     assert_eq!(left, [(1, Entry::Merged(Frame(5))), (3, Entry::Unshared(9))]);

@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
         let pid = self.request.pid;
         let reply = self.frame.scratch + MAX_PATH as u64;
         self.write(0, socket)?;
-        self.write(MAX_PATH as u64, &reply::empty(self.request.stands))?;
+        self.write(MAX_PATH as u64, &reply::empty(self.request))?;
         self.call(entry, [self.frame.scratch, reply, reply::LEN as u64], "the agent")?;
         let mut answer = [0; reply::LEN];
         self.memory.read(reply, &mut answer).map_err(|e| failed(pid, "the agent's answer", e))?;

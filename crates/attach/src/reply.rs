@@ -3,7 +3,7 @@
 //! The first byte says what became of it ([`ATTACHED`] and the following), a sentence comes after,
 //! and a zero. The text is another program's: what is not printable is left out.
 
-use crate::AttachError;
+use crate::{AttachError, Request};
 
 /// Bytes of the buffer.
 pub(crate) const LEN: usize = 1024;
@@ -28,9 +28,9 @@ pub enum Attached {
 }
 
 /// The buffer before the call.
-pub(crate) fn empty(stands: bool) -> [u8; LEN] {
+pub(crate) fn empty(request: &Request) -> [u8; LEN] {
     let mut buffer = [0; LEN];
-    if stands {
+    if request.stands {
         buffer[0] = STANDS;
     }
     buffer
@@ -56,6 +56,9 @@ pub(crate) fn printable(text: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -67,7 +70,9 @@ mod tests {
         assert!(matches!(read(1, b"\x04a file"), Err(AttachError::MustStand { pid: 1, .. })));
         // What the agent leaves as it was is no answer.
         for stands in [true, false] {
-            assert!(matches!(read(1, &empty(stands)), Err(AttachError::Strange { .. })));
+            let (none, timeout) = (Path::new("/"), Duration::ZERO);
+            let request = Request { pid: 1, library: none, socket: none, timeout, stands };
+            assert!(matches!(read(1, &empty(&request)), Err(AttachError::Strange { .. })));
         }
         assert!(matches!(read(1, &[0; LEN]), Err(AttachError::Strange { .. })));
         assert!(matches!(read(1, &[]), Err(AttachError::Strange { .. })));

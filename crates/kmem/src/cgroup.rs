@@ -28,13 +28,20 @@ const V2: Files = Files { limit: "memory.max", usage: "memory.current", inactive
 const UNLIMITED: u64 = 1 << 62;
 
 /// The mount point of a hierarchy, and this process's directory in it.
-type Place = (PathBuf, PathBuf);
+type GroupPath = (PathBuf, PathBuf);
+
+/// Of the interface.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
 
 /// The memory control groups (version 1 or 2) that a process was in when they were looked up.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryGroups {
-    v1: Option<Place>,
-    v2: Option<Place>,
+    v1: Option<GroupPath>,
+    v2: Option<GroupPath>,
 }
 
 impl MemoryGroups {
@@ -59,7 +66,7 @@ impl MemoryGroups {
     fn at(file: &str) -> io::Result<Self> {
         let groups = read_to_string(file)?;
         let mounts = read_to_string("/proc/self/mountinfo")?;
-        Ok(Self { v1: find(&groups, &mounts, true), v2: find(&groups, &mounts, false) })
+        Ok(Self { v1: find(&groups, &mounts, Version::One), v2: find(&groups, &mounts, Version::Two) })
     }
 
     /// Bytes that may still be allocated before a limit is reached: of one of the groups, or of a
@@ -83,7 +90,8 @@ pub fn memory_headroom() -> io::Result<Option<u64>> {
 }
 
 /// The place of a process in the memory hierarchy of that version, if there is one.
-fn find(groups: &str, mounts: &str, v1: bool) -> Option<Place> {
+fn find(groups: &str, mounts: &str, version: Version) -> Option<GroupPath> {
+    let v1 = version == Version::One;
     // `number:controllers:path`; version 2 has no controllers.
     let path = groups.lines().find_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -190,15 +198,18 @@ mod tests {
     fn finds_both_versions() {
         let groups = "4:memory:/box/inner\n1:cpu:/\n0::/user.slice\n";
         let at = |top: &str, group: &str| Some((PathBuf::from(top), PathBuf::from(group)));
-        assert_eq!(find(groups, MOUNTS, true), at("/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/inner"));
-        assert_eq!(find(groups, MOUNTS, false), at("/sys/fs/cgroup/unified", "/sys/fs/cgroup/unified/user.slice"));
+        assert_eq!(find(groups, MOUNTS, Version::One), at("/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/inner"));
         assert_eq!(
-            find("4:memory:/elsewhere\n", MOUNTS, true).unwrap().1,
+            find(groups, MOUNTS, Version::Two),
+            at("/sys/fs/cgroup/unified", "/sys/fs/cgroup/unified/user.slice")
+        );
+        assert_eq!(
+            find("4:memory:/elsewhere\n", MOUNTS, Version::One).unwrap().1,
             Path::new("/sys/fs/cgroup/memory/"),
             "a path from outside of the container"
         );
-        assert_eq!(find("1:cpu:/\n", MOUNTS, true), None);
-        assert_eq!(find("", "", false), None);
+        assert_eq!(find("1:cpu:/\n", MOUNTS, Version::One), None);
+        assert_eq!(find("", "", Version::Two), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 mod process;
 mod snapshot;
 
-pub use process::{Ksmd, ProcessStat, memory_merge, process_stat, set_memory_merge};
+pub use process::{Ksmd, ProcessStat, merge_all_memory, process_stat};
 pub use snapshot::Snapshot;
 
 const SYSFS: &str = "/sys/kernel/mm/ksm";

@@ -123,9 +123,9 @@ const _: () = assert!(size_of::<sys::page_region>() == 24);
 /// Runs in one call, at most. The kernel itself works in steps of 2 MiB (512 pages).
 const RUNS: usize = 512;
 
-/// The longest gap, in bytes, that a call protects for nothing (there is nothing to protect in it,
-/// but what others have mapped is invalidated): to fault on two pages costs a guest about as much
-/// as the interruption of all its processors that one more call is.
+/// The longest gap between two runs, in bytes, that one call protects along with them. The guest
+/// faults on the pages of the gap once more. Two such faults cost it about as much as a further
+/// call would, which interrupts all its processors.
 const GAP: usize = 2 * PAGE_SIZE;
 /// Bytes of a block in which at most [`BLOCK_PARTS`] parts are protected each by a call of its own:
 /// what one entry of a page directory maps.

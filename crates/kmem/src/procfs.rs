@@ -332,15 +332,6 @@ pub fn cpu_time(pid: i32) -> io::Result<Duration> {
     stat_time(&format!("/proc/{pid}/stat"))
 }
 
-/// The CPU time that a thread of a process has used; see [`cpu_time`].
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: the thread is gone.
-pub fn thread_cpu_time(pid: i32, tid: i32) -> io::Result<Duration> {
-    stat_time(&format!("/proc/{pid}/task/{tid}/stat"))
-}
-
 /// Page faults of a process that needed no disk (`minflt`), those of threads that have ended too.
 ///
 /// # Errors

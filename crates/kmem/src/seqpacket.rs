@@ -2,7 +2,7 @@
 //!
 //! No call here ever waits: instead of waiting it returns `WouldBlock` or `None`; then `poll(2)`
 //! the descriptor. A message is never split. The longest message is about as long as the sender's
-//! send buffer ([`Conn::set_send_buffer`], 208 KiB by default).
+//! send buffer (208 KiB by default).
 //!
 //! Sources: `unix(7)`, `socket(7)`, `recv(2)`, `cmsg(3)`.
 
@@ -242,16 +242,6 @@ impl Conn {
             return Err(io::Error::last_os_error());
         }
         Ok(())
-    }
-
-    /// Sets the room for messages that were sent and not received yet, in bytes (`SO_SNDBUF`). The
-    /// kernel limits the number to `net.core.wmem_max` and doubles it for its own needs.
-    ///
-    /// # Errors
-    ///
-    /// Those of `setsockopt(2)`.
-    pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
-        Ok(rustix::net::sockopt::set_socket_send_buffer_size(&self.fd, bytes)?)
     }
 }
 

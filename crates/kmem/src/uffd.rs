@@ -74,8 +74,16 @@ const _: () = assert!(size_of::<sys::uffdio_copy>() == 40);
 const _: () = assert!(size_of::<sys::uffdio_poison>() == 32 && UFFDIO_POISON == 0xC020_AA08);
 const _: () = assert!(size_of::<sys::uffdio_move>() == 40 && UFFDIO_MOVE == 0xC028_AA05);
 
-/// `UFFDIO_WRITEPROTECT_MODE_WP`; the bindings leave out values written as shifts.
-const WRITEPROTECT_MODE_WP: u64 = 1;
+/// What [`Uffd::write_protect`] does, as `UFFDIO_WRITEPROTECT` has it. The bindings leave out
+/// values written as shifts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Protection {
+    /// Protects, and wakes nobody.
+    Set = 1,
+    /// Lifts the protection, and wakes the threads that wait.
+    Lift = 0,
+}
 /// `UFFDIO_COPY_MODE_DONTWAKE`.
 const COPY_MODE_DONTWAKE: u64 = 1;
 /// `_IOWR(0xAA, _UFFDIO_MOVE, struct uffdio_move)`; the bindings leave it out.
@@ -201,15 +209,14 @@ impl Uffd {
         result.and(self.wake(range))
     }
 
-    /// Protects the range against writing, or lifts the protection and wakes the threads that wait.
+    /// Protects the range against writing, or lifts the protection.
     ///
     /// # Errors
     ///
     /// `ENOENT`: the range is not registered. `EAGAIN`: an event about a changed mapping has not
     /// been read yet; read it, then try again.
-    pub fn write_protect(&self, range: Range, on: bool) -> Result<(), Errno> {
-        let mode = if on { WRITEPROTECT_MODE_WP } else { 0 };
-        let mut protect = sys::uffdio_writeprotect { range: raw(range), mode };
+    pub fn write_protect(&self, range: Range, protection: Protection) -> Result<(), Errno> {
+        let mut protect = sys::uffdio_writeprotect { range: raw(range), mode: protection as u64 };
         // SAFETY: `uffdio_writeprotect` is UFFDIO_WRITEPROTECT's argument, a local that outlives
         // the call.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_WRITEPROTECT }, _>::new(&mut protect)) }

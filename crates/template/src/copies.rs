@@ -4,20 +4,19 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use kmem::pidfd::PidFd;
 use kmem::procfs;
 use kmem::seqpacket::Conn;
-use rustix::event::{PollFd, PollFlags, poll};
 use wire::template::{COPY, ENV_TEMPLATE, FAILED, LOADED, MAX_ANSWER, RUNS, Start};
 
-use crate::own::{self, Words};
+use crate::inherited::{self, Arguments};
 use crate::reads::{self, Files};
 
 /// Makes copies until the socket is closed, and ends this process then. Returns in each copy, with
 /// what that has. `None`: this program is not a template.
-pub(crate) fn serve() -> Option<Words> {
+pub(crate) fn serve() -> Option<Arguments> {
     let number = std::env::var(ENV_TEMPLATE).ok()?.parse().ok()?;
     // SAFETY: the variable names a descriptor that was left for this library. The program, which
     // could use it, has not begun.
@@ -41,7 +40,7 @@ pub(crate) fn serve() -> Option<Words> {
             files.answer(u16::from_le_bytes(bytes), file, answer);
         }
         match socket.recv(&mut bytes, &mut fds) {
-            Ok(None) => wait(&[socket.as_fd(), asked.as_fd()]),
+            Ok(None) => reads::wait(&[socket.as_fd(), asked.as_fd()]),
             Ok(Some(1)) if bytes[0] == COPY && fds.len() >= 2 => {
                 let rest = fds.split_off(2);
                 let [start, answer] = [fds.remove(0), fds.remove(0)];
@@ -64,12 +63,6 @@ pub(crate) fn serve() -> Option<Words> {
     }
 }
 
-/// Waits until there is something to receive from one of them.
-pub(crate) fn wait(all: &[BorrowedFd<'_>]) {
-    let mut all: Vec<_> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    let _ = poll(&mut all, None);
-}
-
 /// Ends this process, which has begun nothing.
 fn end() -> ! {
     // SAFETY: ends the process, with no handler.
@@ -83,7 +76,7 @@ fn refuse(answer: &Conn, why: &io::Error) {
 }
 
 /// Makes this copy what is asked, and says that it is there.
-fn begin(start: OwnedFd, answer: OwnedFd, asks: Conn, rest: Vec<OwnedFd>) -> Words {
+fn begin(start: OwnedFd, answer: OwnedFd, asks: Conn, rest: Vec<OwnedFd>) -> Arguments {
     let mut kept = [Conn::from_fd(answer), asks];
     let begun = prepare(start, &mut kept, rest);
     let [answer, asks] = kept;
@@ -94,13 +87,13 @@ fn begin(start: OwnedFd, answer: OwnedFd, asks: Conn, rest: Vec<OwnedFd>) -> Wor
     })
 }
 
-fn prepare(start: OwnedFd, kept: &mut [Conn; 2], rest: Vec<OwnedFd>) -> io::Result<Words> {
+fn prepare(start: OwnedFd, kept: &mut [Conn; 2], rest: Vec<OwnedFd>) -> io::Result<Arguments> {
     let mut bytes = Vec::new();
     File::from(start).read_to_end(&mut bytes)?;
     let start = Start::decode(&bytes).filter(|start| start.numbers.len() == rest.len());
     let start = start.ok_or(io::ErrorKind::InvalidData)?;
-    own::take_descriptors(rest, &start.numbers, kept)?;
-    let words = own::take_words(&start.words, &start.environment)?;
+    inherited::take_descriptors(rest, &start.numbers, kept)?;
+    let words = inherited::take_words(&start.words, &start.environment)?;
     kept[0].send(&[RUNS], &[PidFd::open(std::process::id() as i32)?.as_fd()])?;
     Ok(words)
 }

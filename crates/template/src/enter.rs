@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::copies;
-use crate::own::Words;
+use crate::inherited::Arguments;
 
 /// The C library's function of this name.
 type Start = unsafe extern "C" fn(
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn __libc_start_main(
     let real: Start = unsafe { std::mem::transmute(real) };
     let (count, words) = match copies::serve() {
         None => (count, words),
-        Some(Words { count, words, environment }) => {
+        Some(Arguments { count, words, environment }) => {
             // SAFETY: the process has one thread, which is here: nobody reads the variable now.
             unsafe { environ = environment };
             (count, words)

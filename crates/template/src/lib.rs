@@ -25,5 +25,5 @@
 
 mod copies;
 mod enter;
-mod own;
+mod inherited;
 mod reads;

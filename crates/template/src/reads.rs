@@ -25,8 +25,7 @@ use kmem::memfd;
 use kmem::range::Range;
 use kmem::seqpacket::Conn;
 use kmem::{PAGE_SIZE, mm};
-
-use crate::copies::wait;
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// Smaller reads are the C library's, in bytes.
 const SMALLEST: usize = 1 << 20;
@@ -158,6 +157,12 @@ fn ask(template: &Conn, fd: c_int, shift: u16, end: u64) -> Option<OwnedFd> {
     let kept = kept.pop()?;
     let has = rustix::fs::fstat(&kept).ok()?.st_size as u64;
     (has >= meta.len() - u64::from(shift)).then_some(kept)
+}
+
+/// Waits until there is something to receive from one of them.
+pub(crate) fn wait(all: &[BorrowedFd<'_>]) {
+    let mut all: Vec<_> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let _ = poll(&mut all, None);
 }
 
 /// What a file in memory is of: device, inode, length, time of the last change; and the shift.

@@ -13,7 +13,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use dirty::DirtyTree;
-use kmem::uffd::{Event, Features, Uffd};
+use kmem::uffd::{Event, Features, Protection, Uffd};
 use kmem::{PAGE_SIZE, Range, mm};
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -60,7 +60,7 @@ impl UffdSource {
                 unsafe { mm::advise(extent.memory, libc::MADV_POPULATE_READ) }.map_err(failed("MADV_POPULATE_READ"))?;
             }
             source.uffd.register_wp(extent.memory).map_err(failed("UFFDIO_REGISTER"))?;
-            source.uffd.write_protect(extent.memory, true).map_err(failed("UFFDIO_WRITEPROTECT"))?;
+            source.uffd.write_protect(extent.memory, Protection::Set).map_err(failed("UFFDIO_WRITEPROTECT"))?;
         }
         Ok(source)
     }
@@ -80,7 +80,7 @@ impl UffdSource {
                 if let Some(extent) = self.extents.iter().find(|extent| extent.memory.contains(&page)) {
                     self.noted.insert(extent.first + ((page.start - extent.memory.start) / PAGE_SIZE) as u64);
                 }
-                self.uffd.write_protect(page, false).map_err(failed("UFFDIO_WRITEPROTECT"))?;
+                self.uffd.write_protect(page, Protection::Lift).map_err(failed("UFFDIO_WRITEPROTECT"))?;
                 served += 1;
             }
         }
@@ -116,7 +116,7 @@ impl Source for &UffdSource {
                 into.insert_range(frames.start, frames.end - frames.start);
                 pages += frames.end - frames.start;
                 for memory in self.memory(frames.clone()) {
-                    self.uffd.write_protect(memory, true).map_err(failed("UFFDIO_WRITEPROTECT"))?;
+                    self.uffd.write_protect(memory, Protection::Set).map_err(failed("UFFDIO_WRITEPROTECT"))?;
                 }
             }
         }

@@ -120,13 +120,12 @@ impl State {
     pub(crate) fn leave(&mut self, id: RegionId, run: Run, moved_to: Option<usize>) {
         let Some(region) = self.regions.get(id) else { return };
         let sticky = region.sticky;
-        let (mut left, mut merged) = (run, Vec::new());
-        while let Some(part) = region.mapped.next_run(left) {
+        let place = |part| {
             let bytes = region.bytes(part);
             let moved = moved_to.map(|to| Range::new(to + (bytes.start - region.bytes(run).start), bytes.len));
-            merged.push((part, moved.unwrap_or(bytes)));
-            left = Run::between(part.end(), left.end());
-        }
+            (part, moved.unwrap_or(bytes))
+        };
+        let merged: Vec<(Run, Range)> = region.mapped.runs(run).map(place).collect();
         let mut at = run.page;
         for (part, bytes) in merged {
             self.give_up(id, Run::between(at, part.page));

@@ -182,13 +182,7 @@ pub(super) unsafe fn changed(
         let equal = unsafe { libc::memcmp((taken + offset) as *const _, target.cast(), PAGE_SIZE) == 0 };
         (!equal).then_some((page, Outcome::Differs))
     };
-    let mut changed = Vec::new();
-    let mut left = run;
-    while let Some(part) = region.mapped.next_gap(left) {
-        changed.extend(part.pages().filter_map(outcome));
-        left = Run::between(part.end(), left.end());
-    }
-    changed
+    region.mapped.gaps(run).flat_map(|part| part.pages()).filter_map(outcome).collect()
 }
 
 /// From the first pages that equal their targets to the last, with what lies between; `None` if

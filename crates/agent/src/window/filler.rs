@@ -27,7 +27,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kmem::range::Range;
-use kmem::uffd::{CreateError, Event, Features, Uffd};
+use kmem::uffd::{CreateError, Event, Features, Protection, Uffd};
 use kmem::{PAGE_SIZE, raw};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -107,7 +107,7 @@ impl Filler {
     /// without memory.
     pub(crate) fn open(&self, span: Range) -> Result<(), Errno> {
         self.uffd.register_missing_wp(span)?;
-        self.uffd.write_protect(span, true)
+        self.uffd.write_protect(span, Protection::Set)
     }
 
     /// Closes the window.

@@ -116,13 +116,7 @@ fn pages_like(region: &Region, run: Run, query: &Query, pagemap: &Pagemap) -> Ve
 
 /// The maximal runs of merged pages.
 pub(crate) fn merged(region: &Region, run: Run) -> Vec<Run> {
-    let mut left = run;
-    std::iter::from_fn(|| {
-        let part = region.mapped.next_run(left)?;
-        left = Run::between(part.end(), left.end());
-        Some(part)
-    })
-    .collect()
+    region.mapped.runs(run).collect()
 }
 
 /// The parts of a run that lie in none of `holes`, which are ascending and disjoint.

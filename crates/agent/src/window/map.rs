@@ -35,29 +35,24 @@ pub(super) struct Taken<'a> {
 ///
 /// The contract of [`WindowUffd::take_away`] holds for all the pages.
 pub(super) unsafe fn take_away(region: &Region, run: Run, to: Taken<'_>) -> PageNo {
-    let mut left = run;
-    while let Some(part) = region.mapped.next_gap(left) {
+    for part in region.mapped.gaps(run) {
         let offset = to.offset + (part.page - run.page) as usize * PAGE_SIZE;
         // SAFETY: the part lies in the run, so this function's contract covers it.
         let (bytes, result) = unsafe { to.uffd.take_away(region.bytes(part), offset) };
         if result.is_err() {
             return part.page + (bytes / PAGE_SIZE) as u32;
         }
-        left = Run::between(part.end(), left.end());
     }
     run.end()
 }
 
 /// Puts pages back that [`take_away`] took.
 pub(super) fn put_back(region: &Region, run: Run, from: Taken<'_>) -> PutBack {
-    let mut worst = PutBack::Done;
-    let mut left = run;
-    while let Some(part) = region.mapped.next_gap(left) {
+    let back = |part: Run| {
         let offset = from.offset + (part.page - run.page) as usize * PAGE_SIZE;
-        worst = worst.max(from.uffd.put_back(region.bytes(part), offset));
-        left = Run::between(part.end(), left.end());
-    }
-    worst
+        from.uffd.put_back(region.bytes(part), offset)
+    };
+    region.mapped.gaps(run).map(back).max().unwrap_or(PutBack::Done)
 }
 
 /// Puts a page back that [`take_away`] took, and that may not be replaced. False if the program has

@@ -381,11 +381,7 @@ impl<'s> Window<'s> {
     /// Marks the pages that were left as they were as clean, except those that map a frame.
     fn mark_clean(&mut self) {
         for run in std::mem::take(&mut self.report.untouched) {
-            let mut left = run;
-            while let Some(gap) = self.region.mapped.next_gap(left) {
-                self.uffds.mark_clean(self.region.bytes(gap));
-                left = Run::between(gap.end(), left.end());
-            }
+            self.region.mapped.gaps(run).for_each(|gap| self.uffds.mark_clean(self.region.bytes(gap)));
         }
     }
 

@@ -41,7 +41,8 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
         return Err(Errno::NOMEM);
     }
     let mut left = run;
-    while let Some(merged) = region.mapped.next_run(left) {
+    loop {
+        let Some(merged) = region.mapped.runs(left).next() else { return Ok(()) };
         let last = left.end().0.min(merged.page.0.saturating_add(MAX_PAGES));
         let window = Run::new(merged.page, last - merged.page.0);
         let span = region.bytes(window);
@@ -52,7 +53,6 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
         done?;
         left = Run::between(window.end(), left.end());
     }
-    Ok(())
 }
 
 /// Whether some page may not be taken away. No window is open: a copy that is written now was one
@@ -161,19 +161,12 @@ unsafe fn refill(region: &mut Region, run: Run, bytes: &[u8]) -> Result<(), Errn
 pub(crate) unsafe fn discard(state: &mut State, id: RegionId, run: Run) -> Result<(), Errno> {
     let State { regions, uffds, .. } = state;
     let Some(region) = regions.get_mut(id) else { return Ok(()) };
-    let Some(first) = region.mapped.next_run(run) else { return Ok(()) };
+    let Some(first) = region.mapped.runs(run).next() else { return Ok(()) };
     let span = region.bytes(Run::between(first.page, run.end()));
     uffds.untrack(span)?;
-    let mut left = run;
-    let mut result = Ok(());
-    while let Some(merged) = region.mapped.next_run(left)
-        && result.is_ok()
-    {
-        // SAFETY: by the contract no code relies on the bytes. The pages have left tracking just
-        // now.
-        result = unsafe { cover(region, merged, Grounds::Discarded) };
-        left = Run::between(merged.end(), left.end());
-    }
+    let merged = gate::merged(region, run);
+    // SAFETY: by the contract no code relies on the bytes. The pages have left tracking just now.
+    let result = merged.into_iter().try_for_each(|run| unsafe { cover(region, run, Grounds::Discarded) });
     uffds.track(span);
     result
 }

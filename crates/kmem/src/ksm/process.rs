@@ -58,7 +58,7 @@ pub struct ProcessStat {
     pub merging_pages: Option<u64>,
     /// Bytes saved less bytes of metadata.
     pub process_profit: Option<i64>,
-    /// Whether all of its memory is mergeable: see [`set_memory_merge`] (Linux 6.16).
+    /// Whether all of its memory is mergeable: see [`merge_all_memory`] (Linux 6.16).
     pub merge_any: Option<bool>,
     /// Whether some of its memory is mergeable (Linux 6.16).
     pub mergeable: Option<bool>,
@@ -93,24 +93,20 @@ pub(super) fn parse_process_stat(text: &str) -> ProcessStat {
     stat
 }
 
-/// Makes all memory of this process mergeable by KSM, or none (`PR_SET_MEMORY_MERGE`, Linux 6.4).
-/// Children inherit this; from Linux 6.10 on it also survives execve(2). `false` unmerges the
-/// process's pages.
+/// Makes all memory of this process mergeable by KSM (`PR_SET_MEMORY_MERGE`, Linux 6.4). Children
+/// inherit this; from Linux 6.10 on it also survives execve(2).
 ///
 /// # Errors
 ///
 /// `EINVAL`: the kernel is older, or has no KSM; `ENOMEM`; `EPERM`: a security module forbids it.
-pub fn set_memory_merge(on: bool) -> io::Result<()> {
+pub fn merge_all_memory() -> io::Result<()> {
     // SAFETY: the argument of PR_SET_MEMORY_MERGE is a number; merging changes no byte of memory.
-    unsafe { prctl(libc::PR_SET_MEMORY_MERGE, usize::from(on)) }.map(drop)
+    unsafe { prctl(libc::PR_SET_MEMORY_MERGE, 1) }.map(drop)
 }
 
 /// Whether all memory of this process is mergeable by KSM.
-///
-/// # Errors
-///
-/// `EINVAL`: the kernel is older than 6.4.
-pub fn memory_merge() -> io::Result<bool> {
+#[cfg(test)]
+pub(super) fn merges_all_memory() -> io::Result<bool> {
     // SAFETY: PR_GET_MEMORY_MERGE has no argument, and changes nothing.
     Ok(unsafe { prctl(libc::PR_GET_MEMORY_MERGE, 0) }? != 0)
 }

@@ -53,7 +53,7 @@ pub struct SharedMap {
 /// [`MemfdError::Map`]: `EINVAL` when `len` is 0; `EACCES` for a descriptor that cannot be read;
 /// `ENOMEM`.
 pub fn map_readonly(fd: impl AsFd, len: usize) -> Result<SharedMap, MemfdError> {
-    map(fd, len, false)
+    map(fd, len, libc::PROT_READ)
 }
 
 /// Maps `len` bytes of a file from its start for reading and writing.
@@ -62,13 +62,13 @@ pub fn map_readonly(fd: impl AsFd, len: usize) -> Result<SharedMap, MemfdError> 
 ///
 /// Those of [`map_readonly`]; `EPERM` for a file sealed against writing.
 pub fn map_shared(fd: impl AsFd, len: usize) -> Result<SharedMap, MemfdError> {
-    map(fd, len, true)
+    map(fd, len, libc::PROT_READ | libc::PROT_WRITE)
 }
 
 /// Maps the file. A map that can hold a huge page starts at a multiple of a huge page's size;
 /// otherwise the kernel could not map huge pages.
-fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<SharedMap, MemfdError> {
-    let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+fn map(fd: impl AsFd, len: usize, protection: i32) -> Result<SharedMap, MemfdError> {
+    let writable = protection & libc::PROT_WRITE != 0;
     let fd = fd.as_fd().as_raw_fd();
     let failed = |errno| MemfdError::Map { len, errno };
     if len < HUGE_PAGE_SIZE {

@@ -65,6 +65,10 @@ impl Descriptor {
         self.flags & O_DIRECT != 0
     }
 
+    fn how(&self) -> Reads {
+        if self.is_direct() { Reads::Direct } else { Reads::Cached }
+    }
+
     /// Whether data may be read from it.
     fn reads(&self) -> bool {
         self.flags & O_PATH == 0 && self.flags & ACCESS != WRITE_ONLY
@@ -127,10 +131,31 @@ fn parse_mount(line: &str) -> Option<(u64, &str)> {
     Some((mount.parse().ok()?, kind.split(' ').next()?))
 }
 
+/// How a file is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    Direct,
+    /// Through the page cache.
+    Cached,
+}
+
+/// Whether files on any mount may be read directly, past the descriptors: an io_uring has them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ring {
+    Holds,
+    None,
+}
+
+/// What the host's kernel has.
+struct Host {
+    kernel: (u32, u32),
+    has_vhost_scsi: bool,
+}
+
 /// Whether reads take plain references on such a file system.
-fn takes_references(kind: &str, direct: bool, kernel: (u32, u32)) -> bool {
+fn takes_references(kind: &str, reads: Reads, kernel: (u32, u32)) -> bool {
     let fuse = kind == "fuse" || kind == "fuseblk" || kind == "virtiofs" || kind.starts_with("fuse.");
-    ALWAYS.contains(&kind) || direct && DIRECT.contains(&kind) || fuse && kernel < FUSE_PINS
+    ALWAYS.contains(&kind) || reads == Reads::Direct && DIRECT.contains(&kind) || fuse && kernel < FUSE_PINS
 }
 
 /// Why a device may write to the memory of a process through references that `UFFDIO_MOVE` does not
@@ -139,12 +164,12 @@ fn takes_references(kind: &str, direct: bool, kernel: (u32, u32)) -> bool {
 /// that counts, and 10 us in all where it has none.
 pub fn unpinned_io(pid: i32) -> Option<String> {
     let (major, minor, _) = kernel_release();
-    let vhost = Path::new(VHOST_SCSI).exists();
+    let host = Host { kernel: (major, minor), has_vhost_scsi: Path::new(VHOST_SCSI).exists() };
     let types = std::fs::read_to_string("/proc/filesystems");
-    if !vhost && types.is_ok_and(|types| !has_any(&types, (major, minor))) {
+    if !host.has_vhost_scsi && types.is_ok_and(|types| !has_any(&types, host.kernel)) {
         return None;
     }
-    match look(pid, vhost, (major, minor)) {
+    match look(pid, &host) {
         Ok(why) => why,
         Err(e) if is_gone(&e) => None,
         Err(e) => Some(format!("files that cannot be told ({e})")),
@@ -154,23 +179,28 @@ pub fn unpinned_io(pid: i32) -> Option<String> {
 /// Whether `/proc/filesystems` names a type that counts. It names all that the kernel has, with
 /// those of its modules; the subtype of a FUSE file system (`fuse.sshfs`) is of the mount only.
 fn has_any(types: &str, kernel: (u32, u32)) -> bool {
-    types.lines().filter_map(|line| line.split_whitespace().last()).any(|kind| takes_references(kind, true, kernel))
+    types
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .any(|kind| takes_references(kind, Reads::Direct, kernel))
 }
 
-fn look(pid: i32, vhost: bool, kernel: (u32, u32)) -> io::Result<Option<String>> {
+fn look(pid: i32, host: &Host) -> io::Result<Option<String>> {
     // By mount: a descriptor that may read, one with O_DIRECT where there is one.
     let mut mounts: BTreeMap<u64, Descriptor> = BTreeMap::new();
-    let mut ring = false;
+    let mut ring = Ring::None;
     for (count, descriptor) in descriptors(pid)?.enumerate() {
         let descriptor = descriptor?;
         if count >= MOST_DESCRIPTORS {
             return Ok(Some(format!("more than {MOST_DESCRIPTORS} descriptors")));
         }
-        ring |= descriptor.registered > 0;
+        if descriptor.registered > 0 {
+            ring = Ring::Holds;
+        }
         if !descriptor.reads() {
             continue;
         }
-        if vhost && descriptor.name(pid)? == "/dev/vhost-scsi" {
+        if host.has_vhost_scsi && descriptor.name(pid)? == "/dev/vhost-scsi" {
             return Ok(Some("vhost-scsi".to_owned()));
         }
         // Pipes have an O_DIRECT of their own, and their mount is in no list.
@@ -182,14 +212,14 @@ fn look(pid: i32, vhost: bool, kernel: (u32, u32)) -> io::Result<Option<String>>
             *kept = descriptor;
         }
     }
-    if let Some(why) = among(&format!("/proc/{pid}/mountinfo"), &mut mounts, ring, kernel)? {
+    if let Some(why) = among(&format!("/proc/{pid}/mountinfo"), &mut mounts, ring, host.kernel)? {
         return Ok(Some(why));
     }
     // Files that were opened in the host's mount namespace and passed on, or in the daemon's: a
     // service manager may give the daemon one of its own. On a mount that no list names, a
     // descriptor without O_DIRECT is of the kernel's own files: a socket, an eventfd.
     for list in ["/proc/1/mountinfo", "/proc/self/mountinfo"] {
-        match among(list, &mut mounts, false, kernel) {
+        match among(list, &mut mounts, Ring::None, host.kernel) {
             Ok(None) => {}
             // A user's own daemon may not look, and is in the host's namespace.
             Err(e) if list != "/proc/self/mountinfo" && e.kind() == io::ErrorKind::PermissionDenied => {}
@@ -200,12 +230,11 @@ fn look(pid: i32, vhost: bool, kernel: (u32, u32)) -> io::Result<Option<String>>
 }
 
 /// Takes the mounts that a list names out of `mounts`, up to one on which reads take plain
-/// references, and returns that one's type. `ring`: files on any mount may be registered with an
-/// io_uring.
+/// references, and returns that one's type.
 fn among(
     list: &str,
     mounts: &mut BTreeMap<u64, Descriptor>,
-    ring: bool,
+    ring: Ring,
     kernel: (u32, u32),
 ) -> io::Result<Option<String>> {
     for line in lines_of(list)?.split(b'\n') {
@@ -213,8 +242,8 @@ fn among(
         let line = String::from_utf8_lossy(&line);
         let Some((mount, kind)) = parse_mount(&line) else { continue };
         let found = mounts.remove(&mount);
-        let counts = |direct| takes_references(kind, direct, kernel);
-        if found.is_some_and(|descriptor| counts(descriptor.is_direct())) || ring && counts(true) {
+        let counts = |reads| takes_references(kind, reads, kernel);
+        if found.is_some_and(|descriptor| counts(descriptor.how())) || ring == Ring::Holds && counts(Reads::Direct) {
             return Ok(Some(kind.to_owned()));
         }
     }
@@ -245,10 +274,13 @@ mod tests {
         assert_eq!(parse_mount(line), Some((36, "nfs4")));
         assert_eq!(parse_mount("36 35"), None);
         let old = (6, 12);
-        assert!(takes_references("nfs4", true, old) && !takes_references("nfs4", false, old));
-        assert!(takes_references("9p", false, (7, 0)) && takes_references("ceph", true, (7, 0)));
-        assert!(takes_references("fuse.sshfs", false, old) && !takes_references("fuse.sshfs", true, (6, 13)));
-        assert!(!takes_references("ext4", true, old) && !takes_references("fusectl", true, old));
+        assert!(takes_references("nfs4", Reads::Direct, old) && !takes_references("nfs4", Reads::Cached, old));
+        assert!(takes_references("9p", Reads::Cached, (7, 0)) && takes_references("ceph", Reads::Direct, (7, 0)));
+        assert!(
+            takes_references("fuse.sshfs", Reads::Cached, old)
+                && !takes_references("fuse.sshfs", Reads::Direct, (6, 13))
+        );
+        assert!(!takes_references("ext4", Reads::Direct, old) && !takes_references("fusectl", Reads::Direct, old));
     }
 
     #[test]
@@ -273,11 +305,11 @@ mod tests {
             let why = among(list.path().to_str().unwrap(), &mut mounts, ring, (6, 18)).unwrap();
             (why, mounts.len())
         };
-        assert_eq!(found(21, O_DIRECT, false), (Some("nfs4".into()), 0));
-        assert_eq!(found(21, 0, false), (None, 0), "through the page cache");
-        assert_eq!(found(20, O_DIRECT, false), (None, 0));
-        assert_eq!(found(20, 0, true).0, Some("nfs4".into()), "registered with an io_uring");
-        assert_eq!(found(22, O_DIRECT, false), (None, 1), "not in this list");
+        assert_eq!(found(21, O_DIRECT, Ring::None), (Some("nfs4".into()), 0));
+        assert_eq!(found(21, 0, Ring::None), (None, 0), "through the page cache");
+        assert_eq!(found(20, O_DIRECT, Ring::None), (None, 0));
+        assert_eq!(found(20, 0, Ring::Holds).0, Some("nfs4".into()), "registered with an io_uring");
+        assert_eq!(found(22, O_DIRECT, Ring::None), (None, 1), "not in this list");
     }
 
     #[test]
@@ -291,7 +323,7 @@ mod tests {
         assert!(seen.is_direct() && seen.reads());
         assert_eq!(Path::new(&seen.name(pid).unwrap()), file.path());
         let mut mounts = BTreeMap::from([(seen.mount, *seen)]);
-        among("/proc/self/mountinfo", &mut mounts, false, (6, 18)).unwrap();
+        among("/proc/self/mountinfo", &mut mounts, Ring::None, (6, 18)).unwrap();
         assert!(mounts.is_empty(), "its mount is known");
         drop(open);
         assert_eq!(unpinned_io(i32::MAX), None, "no such process");

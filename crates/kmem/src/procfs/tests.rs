@@ -224,13 +224,11 @@ fn parses_stat() {
 #[test]
 fn cpu_time_grows() {
     let pid = std::process::id() as i32;
-    let tid = rustix::thread::gettid().as_raw_nonzero().get();
-    let (process, thread) = (cpu_time(pid).unwrap(), thread_cpu_time(pid, tid).unwrap());
+    let before = cpu_time(pid).unwrap();
     let until = Instant::now() + Duration::from_secs(20);
-    while thread_cpu_time(pid, tid).unwrap() < thread + Duration::from_millis(30) {
-        assert!(Instant::now() < until, "this thread uses no time");
+    while cpu_time(pid).unwrap() < before + Duration::from_millis(30) {
+        assert!(Instant::now() < until, "this process uses no time");
     }
-    assert!(cpu_time(pid).unwrap() >= process + Duration::from_millis(20));
     assert!(cpu_time(i32::MAX).is_err());
 }
 

@@ -75,7 +75,7 @@ fn descriptors_beyond_the_limit_are_an_error() {
 #[test]
 fn a_full_queue_does_not_wait() {
     let (a, b) = Conn::pair().unwrap();
-    a.set_send_buffer(16 << 10).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&a, 16 << 10).unwrap();
     let message = [7; 4096];
     let mut sent = 0;
     let error = loop {

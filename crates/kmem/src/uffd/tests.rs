@@ -28,7 +28,7 @@ fn a_synchronous_window_holds_writers_and_lets_readers_go() {
         memory.write(page, 1);
     }
     uffd.register_wp(memory.0).unwrap();
-    uffd.write_protect(memory.0, true).unwrap();
+    uffd.write_protect(memory.0, Protection::Set).unwrap();
 
     thread::scope(|scope| {
         let uffd = uffd; // Dropped when an assertion fails, so that no thread waits for ever.
@@ -51,7 +51,7 @@ fn a_synchronous_window_holds_writers_and_lets_readers_go() {
         held(2);
         uffd.wake(memory.0).unwrap();
         held(2); // Still protected, so it waits again.
-        uffd.write_protect(memory.pages(2, 1), false).unwrap();
+        uffd.write_protect(memory.pages(2, 1), Protection::Lift).unwrap();
         assert_eq!(written.recv_timeout(Duration::from_secs(60)), Ok(2));
         held(3);
         uffd.unregister(memory.0).unwrap();
@@ -78,10 +78,14 @@ fn a_fork_hands_over_the_childs_userfaultfd() {
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         let child = child.join().unwrap();
         let of_child = Uffd::from_fd(fd);
-        of_child.write_protect(memory.0, true).unwrap();
+        of_child.write_protect(memory.0, Protection::Set).unwrap();
         of_child.unregister(memory.0).unwrap();
-        assert_eq!(of_child.write_protect(memory.0, true), Err(Errno::NOENT), "the child's was unregistered");
-        uffd.write_protect(memory.0, true).unwrap();
+        assert_eq!(
+            of_child.write_protect(memory.0, Protection::Set),
+            Err(Errno::NOENT),
+            "the child's was unregistered"
+        );
+        uffd.write_protect(memory.0, Protection::Set).unwrap();
         drop(child);
         assert_eq!(of_child.unregister(memory.0), Err(Errno::NOMEM), "the child's memory is gone");
     });
@@ -152,7 +156,7 @@ fn a_range_belongs_to_one_userfaultfd() {
         return;
     };
     let memory = Memory::new(2);
-    assert_eq!(one.write_protect(memory.0, true), Err(Errno::NOENT), "not registered yet");
+    assert_eq!(one.write_protect(memory.0, Protection::Set), Err(Errno::NOENT), "not registered yet");
     one.register_wp(memory.0).unwrap();
     assert_eq!(other.register_wp(memory.0), Err(Errno::BUSY));
     one.unregister(memory.0).unwrap();

@@ -6,7 +6,7 @@ mod scanner;
 mod status;
 
 use anyhow::{Result, ensure};
-use kmem::ksm::{Ksm, set_memory_merge};
+use kmem::ksm::{Ksm, merge_all_memory};
 
 use crate::{Code, Coded};
 
@@ -44,7 +44,7 @@ pub(crate) fn enable(domain: Option<&str>) -> Result<()> {
         (major, minor) >= (6, 10),
         "Linux {release} does not keep PR_SET_MEMORY_MERGE for a program that is executed; 6.10 or later does"
     );
-    set_memory_merge(true)?;
+    merge_all_memory()?;
     if ksm.run().is_ok_and(|run| run != 1) {
         eprintln!("pageone: KSM is stopped; start it with `pageone ksm advise`, or write 1 to /sys/kernel/mm/ksm/run");
     }

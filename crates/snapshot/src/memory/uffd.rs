@@ -89,7 +89,7 @@ impl Mapping {
     fn fault(&self, bytes: u64) -> Option<&'static str> {
         let page = self.page();
         if !(BLOCK as u64..=LONGEST_PAGE as u64).contains(&page) || !page.is_power_of_two() {
-            return Some("its pages have a size that there is not");
+            return Some("no kernel has pages of the size that it names");
         }
         if [self.base_host_virt_addr, self.size, self.offset].iter().any(|number| !number.is_multiple_of(page)) {
             return Some("a mapping is not made of pages");

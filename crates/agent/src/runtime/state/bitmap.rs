@@ -85,24 +85,27 @@ impl Bitmap {
 
     /// Whether any bit of these pages is set.
     pub(crate) fn any(&self, run: Run) -> bool {
-        self.next_run(run).is_some()
+        self.runs(run).next().is_some()
     }
 
-    /// The first maximal run of set bits within these pages.
-    pub(crate) fn next_run(&self, within: Run) -> Option<Run> {
-        self.next(within, 0)
+    /// The maximal runs of set bits within these pages, ascending.
+    pub(crate) fn runs(&self, within: Run) -> impl Iterator<Item = Run> {
+        self.parts(within, 0)
     }
 
-    /// The first maximal run of clear bits within these pages.
-    pub(crate) fn next_gap(&self, within: Run) -> Option<Run> {
-        self.next(within, u64::MAX)
+    /// The maximal runs of clear bits within these pages, ascending.
+    pub(crate) fn gaps(&self, within: Run) -> impl Iterator<Item = Run> {
+        self.parts(within, u64::MAX)
     }
 
-    /// The first maximal run of bits that differ from those of `others`.
-    fn next(&self, within: Run, others: u64) -> Option<Run> {
-        let start = self.find(within.page.0, within.end().0, others);
-        let end = self.find(start, within.end().0, !others);
-        (start < end).then_some(Run::between(PageNo(start), PageNo(end)))
+    /// The maximal runs of bits that differ from those of `others`.
+    fn parts(&self, within: Run, others: u64) -> impl Iterator<Item = Run> {
+        let (mut at, end) = (within.page.0, within.end().0);
+        std::iter::from_fn(move || {
+            let start = self.find(at, end, others);
+            at = self.find(start, end, !others);
+            (start < at).then_some(Run::between(PageNo(start), PageNo(at)))
+        })
     }
 }
 
@@ -143,11 +146,14 @@ mod tests {
             let within = run(start, random(bits - start) + 1);
             let slice = &model[within.page.index()..within.end().index()];
             for value in [true, false] {
-                let expected = slice.iter().position(|&bit| bit == value).map(|first| {
-                    let len = slice[first..].iter().take_while(|&&bit| bit == value).count();
-                    Run::new(within.page + first as u32, len as u32)
-                });
-                let found = if value { bitmap.next_run(within) } else { bitmap.next_gap(within) };
+                let mut expected: Vec<Run> = Vec::new();
+                for (page, _) in (0..).map(|at| within.page + at).zip(slice).filter(|(_, bit)| **bit == value) {
+                    match expected.last_mut() {
+                        Some(last) if last.end() == page => last.len += 1,
+                        _ => expected.push(Run::one(page)),
+                    }
+                }
+                let found: Vec<Run> = if value { bitmap.runs(within).collect() } else { bitmap.gaps(within).collect() };
                 assert_eq!(found, expected);
             }
         }

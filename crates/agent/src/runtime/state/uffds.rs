@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kmem::range::Range;
-use kmem::uffd::Uffd;
+use kmem::uffd::{Protection, Uffd};
 use rustix::io::Errno;
 
 use crate::runtime::descriptors::Descriptor;
@@ -187,7 +187,7 @@ impl Userfaultfds {
     /// Marks a span as clean for tracking. Where that fails its pages count as written.
     pub(crate) fn mark_clean(&self, span: Range) {
         if let Some(tracking) = self.tracking() {
-            let _ = tracking.write_protect(span, true);
+            let _ = tracking.write_protect(span, Protection::Set);
         }
     }
 

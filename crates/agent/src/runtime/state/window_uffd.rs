@@ -14,7 +14,7 @@
 #![allow(unsafe_code)] // Moves pages of the program's memory.
 
 use kmem::range::Range;
-use kmem::uffd::{CreateError, Features, Uffd};
+use kmem::uffd::{CreateError, Features, Protection, Uffd};
 use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
 
@@ -87,7 +87,7 @@ impl WindowUffd {
     pub(super) fn block_writers(&self, span: Range) -> Result<(), Errno> {
         self.children.iter().for_each(|children| children.opens(span));
         self.uffd.register_wp(span)?;
-        if sabotage::is_on(Sabotage::NoProtect) { Ok(()) } else { self.uffd.write_protect(span, true) }
+        if sabotage::is_on(Sabotage::NoProtect) { Ok(()) } else { self.uffd.write_protect(span, Protection::Set) }
     }
 
     /// Lets blocked threads go on. An error means that nothing is mapped in the span any more: then

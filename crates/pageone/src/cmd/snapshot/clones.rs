@@ -190,7 +190,7 @@ fn give_to_ksm() -> Result<()> {
         let why = format!("--ksm needs Linux 6.10 or later, where QEMU inherits KSM's mark, and this is {release}");
         return Err(Coded(Code::HostLacks, why).into());
     }
-    ksm::set_memory_merge(true).context("the guests cannot be merged")?;
+    ksm::merge_all_memory().context("the guests cannot be merged")?;
     if !Ksm::open().and_then(|ksm| ksm.run()).is_ok_and(|run| run == 1) {
         say(format_args!("KSM is stopped, so nothing is merged yet: write 1 to /sys/kernel/mm/ksm/run"));
     }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
-use kmem::uffd::{Event, Uffd};
+use kmem::uffd::{Event, Protection, Uffd};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::runtime::descriptors::Descriptor;
@@ -95,7 +95,7 @@ impl Children {
     pub(super) fn settle(&self, uffd: &Uffd) {
         let begin = Instant::now();
         // The area is never protected: this only asks whether a fork is under way.
-        while uffd.write_protect(Range::new(self.scratch.start, PAGE_SIZE), false) == Err(Errno::AGAIN) {
+        while uffd.write_protect(Range::new(self.scratch.start, PAGE_SIZE), Protection::Lift) == Err(Errno::AGAIN) {
             match uffd.read_event() {
                 Ok(Some(Event::Fork { child })) => {
                     self.has_forked.set(true);

@@ -1,4 +1,5 @@
-//! What a copy has for itself: words, environment, descriptors.
+//! What a program inherits from those who start it, and a copy has for itself: words, environment,
+//! descriptors.
 
 #![allow(unsafe_code)] // Lists of C strings; descriptors by number.
 
@@ -14,7 +15,7 @@ use kmem::seqpacket::Conn;
 const STDERR: u32 = 2;
 
 /// The program's words, and its environment.
-pub(crate) struct Words {
+pub(crate) struct Arguments {
     pub(crate) count: c_int,
     /// Ends with null, and the environment follows.
     pub(crate) words: *mut *mut c_char,
@@ -22,7 +23,7 @@ pub(crate) struct Words {
 }
 
 /// Lays words and environment out for this process, and has the kernel show them.
-pub(crate) fn take_words(words: &[Vec<u8>], environment: &[Vec<u8>]) -> io::Result<Words> {
+pub(crate) fn take_words(words: &[Vec<u8>], environment: &[Vec<u8>]) -> io::Result<Arguments> {
     let join = |all: &[Vec<u8>]| -> Vec<u8> { all.iter().flat_map(|text| text.iter().copied().chain([0])).collect() };
     let (own, variables) = (join(words), join(environment));
     let border = own.len();
@@ -42,7 +43,7 @@ pub(crate) fn take_words(words: &[Vec<u8>], environment: &[Vec<u8>]) -> io::Resu
     }
     let list: &'static mut [*mut c_char] = Box::leak(list.into_boxed_slice());
     let (own, variables) = list.split_at_mut(words.len() + 1);
-    Ok(Words { count: words.len() as c_int, words: own.as_mut_ptr(), environment: variables.as_mut_ptr() })
+    Ok(Arguments { count: words.len() as c_int, words: own.as_mut_ptr(), environment: variables.as_mut_ptr() })
 }
 
 /// Gives descriptors these numbers, as a program inherits them. `kept` get others.

@@ -23,6 +23,7 @@
 
 mod attached;
 mod check;
+mod classes;
 mod compressed;
 mod error;
 mod image;

@@ -92,10 +92,7 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 ("pageone pool rm store NAME", OK),
                 ("pageone pool repack store", OK),
                 ("pageone pool repack store --compress", OK),
-                (
-                    "pageone pool create NAME --capacity /srv/pool [--staging /fast/pool] [--memory /dev/shm/pool]",
-                    By(POOL, "\"--staging\""),
-                ),
+                ("pageone pool create NAME --capacity /srv/pool [--staging /fast/pool]", By(POOL, "\"--staging\"")),
                 ("pageone pool list | show | add | rename | check | destroy", By(POOL, "\"rename\"")),
                 ("pageone pool ls | du | rm | repack", By("tests/tests/functional/checkpoint.rs", "\"pool\", \"du\"")),
                 ("(umask 77; head -c 32 /dev/urandom > /etc/pageone/anna.key)", By(POOL, "(umask 77; head -c 32")),

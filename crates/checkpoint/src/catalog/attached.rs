@@ -6,9 +6,10 @@
 
 use std::io::IoSlice;
 
-use mpool::{Allocation, MblockWriter};
+use mpool::MblockWriter;
 use serde::{Deserialize, Serialize};
 
+use super::classes::{Holds, allocate};
 use super::{Checkpoint, Flaw, ReadError, StoreError, View};
 
 /// Bytes of an mblock, at most.
@@ -31,8 +32,7 @@ impl View {
     pub(super) fn write_attached(&self, bytes: &[u8], writers: &mut Vec<MblockWriter>) -> Result<Attached, StoreError> {
         let mut mblocks = Vec::new();
         for part in bytes.chunks(MBLOCK) {
-            let allocation = Allocation { capacity: part.len() as u64, ..Allocation::default() };
-            let mut writer = self.pool.mblock_alloc(allocation)?;
+            let mut writer = allocate(&self.pool, Holds::Soon, part.len() as u64)?;
             writer.write(&[IoSlice::new(part)])?;
             mblocks.push(writer.id());
             writers.push(writer);

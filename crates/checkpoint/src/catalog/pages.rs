@@ -11,8 +11,9 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
-use mpool::{AlignedBuf, Allocation, BLOCK, MblockWriter, ObjectError, Pool};
+use mpool::{AlignedBuf, BLOCK, MblockWriter, ObjectError, Pool};
 
+use super::classes::{Holds, allocate};
 use super::compressed::{DataMblock, Reader};
 use super::index::Known;
 use super::list::Data;
@@ -65,6 +66,8 @@ impl Full {
 /// The pages that are in memory until they are on the medium.
 pub(super) struct Pages {
     pool: Pool,
+    /// Whether the pages are new or moved.
+    holds: Holds,
     /// The data mblock that is being filled.
     open: Option<(Contents, MblockWriter)>,
     /// Data mblocks that are being written.
@@ -122,8 +125,8 @@ impl Known for InPool<'_> {
 }
 
 impl Pages {
-    pub(super) fn new(pool: &Pool) -> Self {
-        Self { pool: pool.clone(), open: None, written: Vec::new() }
+    pub(super) fn new(pool: &Pool, holds: Holds) -> Self {
+        Self { pool: pool.clone(), holds, open: None, written: Vec::new() }
     }
 
     /// The data mblocks in memory.
@@ -142,7 +145,7 @@ impl Pages {
             Some(open) => open,
             none => {
                 let capacity = (PAGES * (BLOCK + HASH)) as u64;
-                let writer = self.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() })?;
+                let writer = allocate(&self.pool, self.holds, capacity)?;
                 none.insert((Contents { id: writer.id(), bytes: Vec::new(), hashes: Vec::new() }, writer))
             }
         };

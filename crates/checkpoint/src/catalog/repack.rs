@@ -6,6 +6,10 @@
 //!    else does. Leaves that checkpoints share are written once.
 //! 3. When no checkpoint needs the old data mblocks any more they are removed.
 //!
+//! In a pool with a staging class all data mblocks there move to the capacity class that a
+//! checkpoint before the newest one needs, however many of their pages are left
+//! ([`classes`](super::classes)).
+//!
 //! With compression, pages count as left only if one of the newest checkpoints has them. The
 //! others, which are *cold*, move into compressed data mblocks ([`compressed`](super::compressed)).
 //! What is compressed stays so.
@@ -17,13 +21,14 @@ use std::collections::{HashMap, HashSet};
 
 use mpool::{AlignedBuf, BLOCK, MblockWriter, ObjectError};
 
+use super::classes::{Holds, is_staged};
 use super::compressed::{Compressor, Reader, Stored};
 use super::index::{Index, Known};
 use super::list::{COMPRESSED, Data, Entry, discount};
 use super::map::{Changes, LEAF, Leaf, NewMap};
 use super::pages::{Full, InPool, Pages};
 use super::usage::{Marked, is_sparse};
-use super::{Catalog, Checkpoint, PageFlaw, RepackError, StoreError};
+use super::{Catalog, Checkpoint, PageFlaw, RepackError, StoreError, View};
 
 /// Pages that are moved before maps are written: 2 GiB.
 const AT_ONCE: u64 = 64 * 8192;
@@ -58,10 +63,20 @@ struct Moved {
     leaves: HashMap<(u64, u32), Option<Leaf>>,
 }
 
+impl View {
+    /// Whether a data mblock lies in the staging class and a checkpoint before the newest one needs
+    /// it.
+    fn is_staged_early(&self, id: u64) -> bool {
+        let earlier = self.checkpoints.split_last().map_or(&[][..], |(_, earlier)| earlier);
+        is_staged(&self.pool, id) && earlier.iter().any(|checkpoint| checkpoint.needs.data.contains(id))
+    }
+}
+
 impl Catalog {
-    /// Moves what is left of data mblocks of which at least half of the pages are gone, and removes
-    /// these. With `compress`, pages that none of this number of newest checkpoints has count
-    /// as gone, and are compressed.
+    /// Moves what is left of data mblocks of which at least half of the pages are gone, or that lie
+    /// in the staging class and are not the newest checkpoint's alone, and removes these. With
+    /// `compress`, pages that none of this number of newest checkpoints has count as gone, and are
+    /// compressed.
     ///
     /// # Errors
     /// If the catalogue is damaged, or the pool is full or cannot be written. What was moved until
@@ -82,10 +97,11 @@ impl Catalog {
             Some(hot) if !data.compressed => hot.count(id),
             _ => live.count(id),
         };
-        let sparse = view.data.iter().filter(|(id, data)| is_sparse(data.pages, left(**id, data)));
+        let moves = |id: u64, data: &Data| is_sparse(data.pages, left(id, data)) || view.is_staged_early(id);
+        let moving = view.data.iter().filter(|(id, data)| moves(**id, data));
         // What a map names that cannot be read is not known to be gone.
         let (keep, go): (Vec<u64>, Vec<u64>) =
-            sparse.map(|(id, _)| *id).partition(|id| unreadable.iter().any(|c| c.needs.data.contains(*id)));
+            moving.map(|(id, _)| *id).partition(|id| unreadable.iter().any(|c| c.needs.data.contains(*id)));
         all.left = keep.len() as u64;
         let mut rest = &go[..];
         while !rest.is_empty() {
@@ -136,7 +152,7 @@ impl Catalog {
         index: &mut Index,
         all: &mut Repacked,
     ) -> Result<(Moved, Vec<Entry>), RepackError> {
-        let mut pages = Pages::new(&self.view.pool);
+        let mut pages = Pages::new(&self.view.pool, Holds::Moved);
         let mut compressor = Compressor::new(&self.view.pool);
         let (mut moved, mut filled, mut compressed) = (Moved::default(), Vec::new(), Vec::new());
         for &id in ids {

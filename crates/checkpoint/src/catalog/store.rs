@@ -17,6 +17,7 @@ use mpool::{MblockWriter, ObjectError, Pool};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::attached::Attached;
+use super::classes::Holds;
 use super::index::{Index, key};
 use super::list::{Data, Entry, Needs};
 use super::map::NewMap;
@@ -62,7 +63,7 @@ pub(super) enum Place {
 impl Store {
     /// Stores checkpoints into this catalogue.
     pub fn new(catalog: Catalog) -> Self {
-        let pages = Pages::new(&catalog.view.pool);
+        let pages = Pages::new(&catalog.view.pool, Holds::Soon);
         let (unrecorded, lost, names, damaged) = Default::default();
         let state = State { catalog, pages, unrecorded, lost, names, left_over: false, damaged, flawed: false };
         Self { state: Mutex::new(state), landed: Condvar::new() }

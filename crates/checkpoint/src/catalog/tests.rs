@@ -1,5 +1,6 @@
 //! Checkpoints in pools on disk: kept once, removed, damaged, cut short.
 
+mod classes;
 mod compressed;
 mod kills;
 mod leases;

@@ -30,7 +30,8 @@ impl Pool {
                     let id = self.inner.meta().new_id();
                     return Ok(MblockWriter::new(self.inner.clone(), class, id, allocation.capacity, extent));
                 }
-                Err(e) => first_error = first_error.or(Some(e)),
+                // That a class is full says more than that a pool does not have another one.
+                Err(e) => first_error = first_error.filter(|e| !matches!(e, ObjectError::NoClass(_))).or(Some(e)),
             }
         }
         Err(first_error.unwrap_or(ObjectError::NoClass(allocation.class)))

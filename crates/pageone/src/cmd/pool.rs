@@ -143,12 +143,11 @@ enum Command {
         /// Directory of its capacity class; a path, made if need be
         #[arg(long, value_name = "DIR")]
         capacity: PathBuf,
-        /// Directory of its staging class
+        /// Directory of its staging class, on a fast device: what was stored last, the index, maps
+        /// and records lie there, and `repack` moves the pages of earlier checkpoints to the
+        /// capacity class
         #[arg(long, value_name = "DIR")]
         staging: Option<PathBuf>,
-        /// Directory of its memory class
-        #[arg(long, value_name = "DIR")]
-        memory: Option<PathBuf>,
         #[command(flatten)]
         key: Option<KeyArgs>,
     },
@@ -186,7 +185,7 @@ enum Command {
     Add {
         /// Name, or path of the capacity class
         name: String,
-        /// staging or memory
+        /// staging
         class: MediaClass,
         /// Its directory, made if need be
         directory: PathBuf,
@@ -281,16 +280,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let names = &args.names;
     let registry = names.registry();
     match &args.command {
-        Command::Create { name, capacity, staging, memory, key } => {
+        Command::Create { name, capacity, staging, key } => {
             let pool = match key.as_ref().map(KeyArgs::place) {
                 Some(key) => registry.create_encrypted(name, capacity, key)?,
                 None => registry.create(name, capacity)?,
             };
-            for (class, path) in [(MediaClass::Staging, staging), (MediaClass::Memory, memory)] {
-                if let Some(path) = path {
-                    let what = || format!("{name} is made, but without class {class}; `pageone pool add` adds it");
-                    pool.add_class(class, path).with_context(what)?;
-                }
+            if let Some(path) = staging {
+                let what = || format!("{name} is made, but without class staging; `pageone pool add` adds it");
+                pool.add_class(MediaClass::Staging, path).with_context(what)?;
             }
             print!("{}", show(&pool)?);
         }
@@ -301,7 +298,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             registry.destroy(name)?;
         }
         Command::Rename { from, to } => registry.rename(from, to)?,
-        Command::Add { name, class, directory } => names.open(name, Access::Exclusive)?.add_class(*class, directory)?,
+        Command::Add { name, class, directory } => {
+            let pool = names.open(name, Access::Exclusive)?;
+            // A pool of an earlier version may have one, and its tmpfs goes with the host.
+            let has_memory = || pool.usage().map(|usage| usage.classes.iter().any(|c| c.class == MediaClass::Memory));
+            ensure!(
+                *class != MediaClass::Memory || has_memory()?,
+                "nothing would lie in class memory: only staging can be added"
+            );
+            pool.add_class(*class, directory)?;
+        }
         Command::Adopt { name } => {
             let options = OpenOptions { adopt: true, ..OpenOptions::default() };
             print!("{}", show(&Pool::open(&registry.find(name)?, options)?)?);

@@ -2,10 +2,11 @@
 
 use std::io::{Cursor, IoSlice};
 
-use mpool::{Allocation, BLOCK, MblockWriter, ObjectError, Pool};
+use mpool::{BLOCK, MblockWriter, ObjectError, Pool};
 use ruzstd::decoding::FrameDecoder;
 use ruzstd::encoding::{CompressionLevel, FrameCompressor};
 
+use super::super::classes::{Holds, allocate};
 use super::matches::Matches;
 use super::{CHUNK, END, HASH, PAGES, decode, decoder};
 
@@ -46,7 +47,7 @@ impl Compressor {
             none => {
                 // What is not needed is free again when it is committed.
                 let capacity = (PAGES * (BLOCK + HASH) + PAGES / CHUNK * END) as u64;
-                let writer = self.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() })?;
+                let writer = allocate(&self.pool, Holds::Moved, capacity)?;
                 none.insert(Open { writer, chunk: Vec::new(), hashes: Vec::new(), ends: Vec::new() })
             }
         };

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
 
-use mpool::{Allocation, BLOCK, MblockWriter};
+use mpool::{BLOCK, MblockWriter};
 
+use super::super::classes::{Holds, allocate};
 use super::super::list::{Ids, Needs};
 use super::super::{StoreError, View};
 use super::{Changes, Entry, LEAF, Leaf, MOST, Root};
@@ -85,7 +86,7 @@ impl View {
     }
 
     fn map_mblock(&self, len: usize) -> Result<MblockWriter, StoreError> {
-        Ok(self.pool.mblock_alloc(Allocation { capacity: len as u64, ..Allocation::default() })?)
+        Ok(allocate(&self.pool, Holds::Soon, len as u64)?)
     }
 
     /// The mblocks whose leaves are copied: those of which the map would name less than half, and

@@ -126,6 +126,19 @@ fn open(memory: &Memory) -> Option<Pool> {
 fn killed_at_any_change_nothing_is_lost_and_nothing_stays() {
     let base = Memory::default();
     drop(Pool::create_on(Arc::new(base.clone()), Path::new("/pool"), "test").unwrap());
+    kill_everywhere(&base);
+}
+
+#[test]
+fn nor_with_a_staging_class_from_which_pages_move_to_capacity() {
+    let base = Memory::default();
+    let pool = Pool::create_on(Arc::new(base.clone()), Path::new("/pool"), "test").unwrap();
+    pool.add_class(mpool::MediaClass::Staging, Path::new("/fast")).unwrap();
+    drop(pool);
+    kill_everywhere(&base);
+}
+
+fn kill_everywhere(base: &Memory) {
     let whole = base.copy();
     let pool = open(&whole).unwrap();
     Model::default().run(&pool).unwrap();

@@ -27,7 +27,7 @@ struct State {
     next: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// The storage: one directory, whatever its path.
+/// The storage: files by the paths of their directories and their names.
 #[derive(Clone, Default)]
 pub(crate) struct Memory(Arc<Mutex<State>>);
 
@@ -84,30 +84,40 @@ impl Storage for Memory {
 
 struct Place(Memory, PathBuf);
 
+impl Place {
+    fn of(&self, name: &str) -> String {
+        format!("{}/{name}", self.1.display())
+    }
+}
+
 impl Medium for Place {
     fn path(&self) -> &Path {
         &self.1
     }
 
     fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
-        if !self.0.0.lock().unwrap().files.contains_key(name) {
+        let name = self.of(name);
+        if !self.0.0.lock().unwrap().files.contains_key(&name) {
             if !how.create {
                 return Err(ErrorKind::NotFound.into());
             }
             self.0.change(|files| {
-                files.insert(name.into(), File::default());
+                files.insert(name.clone(), File::default());
                 Ok(())
             })?;
         }
-        Ok(Arc::new(Handle(self.0.clone(), name.into())))
+        Ok(Arc::new(Handle(self.0.clone(), name)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.change(|files| files.remove(name).map(drop).ok_or(ErrorKind::NotFound.into()))
+        let name = self.of(name);
+        self.0.change(|files| files.remove(&name).map(drop).ok_or(ErrorKind::NotFound.into()))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        Ok(self.0.0.lock().unwrap().files.keys().cloned().collect())
+        let prefix = self.of("");
+        let files = &self.0.0.lock().unwrap().files;
+        Ok(files.keys().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
     }
 
     fn sync_names(&self) -> io::Result<()> {

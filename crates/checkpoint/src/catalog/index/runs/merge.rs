@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::io::IoSlice;
 use std::iter::Peekable;
 
-use mpool::{Allocation, Mblock, MblockWriter, ObjectError, Pool};
+use mpool::{Mblock, MblockWriter, ObjectError, Pool};
 
 use super::pieces::{entry, open};
 use super::{ENTRY_BYTES, PART, PIECE, Part, Run};
 use crate::catalog::PageFlaw;
+use crate::catalog::classes::{Holds, allocate};
 use crate::catalog::index::near::ByKey;
 
 /// Bytes that are read at once: 1 MiB.
@@ -102,7 +103,7 @@ impl Output<'_> {
         if self.part.is_none() {
             let most = self.left.min(PART);
             let (_, capacity) = Part { id: 0, entries: most as u32, first: 0 }.lens();
-            let writer = self.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() })?;
+            let writer = allocate(self.pool, Holds::Soon, capacity)?;
             let part = Part { id: writer.id(), entries: 0, first: key };
             self.part = Some((writer, part));
         }

@@ -11,12 +11,14 @@
 //!
 //! This crate knows nothing of the engine: the server calls a [`Handler`], which the engine
 //! implements. The types of an answer are here, so that a program can ask a daemon without the
-//! engine's code. Every metric is one entry of the table in [`metrics`]: its field in the JSON
-//! object, its sum, its place in the text and in the reference page come from that entry.
+//! engine's code. Every metric is one entry of the table in [`metrics`]: its field, its key in
+//! JSON, its sum, its column on screens, its sample and its line in the reference come from it.
+//! States and reasons are enums ([`Reason`]); figures are written in one way ([`units`]).
 
 pub mod client;
 pub mod metrics;
 pub mod server;
+pub mod units;
 
 mod dirty;
 mod histogram;
@@ -31,7 +33,7 @@ mod text;
 pub use dirty::{DirtyStatus, Heat, Window};
 pub use histogram::{BOUNDS, Histogram};
 pub use metrics::{Kind, Metric, Scope, Unit, Value};
-pub use openmetrics::{CONTENT_TYPE, openmetrics};
+pub use openmetrics::{ALIASES, CONTENT_TYPE, OTHER_SAMPLES, Sample, openmetrics};
 pub use protocol::ChangeLog;
 pub use server::{DetachStep, Detaching, Freeze, Handler, Refusal};
 pub use sharing::{
@@ -39,8 +41,10 @@ pub use sharing::{
     RegionMap, Sharer, SharingMatrix,
 };
 pub use states::{ClientState, GovernorMode, Reason, RecyclerState};
-pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, RefusedStatus, Source, Status, Why};
-pub use table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, METRICS, RecyclerMetrics};
+pub use status::{
+    ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, RefusedStatus, Remarks, Source, Status, Why,
+};
+pub use table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, METRICS, RecyclerMetrics, columns};
 
 /// Name of the control socket in the daemon's directory.
 pub const SOCKET: &str = "control.sock";

@@ -5,14 +5,18 @@
 //! ```text
 //! [host <- domain <- client] {
 //!     /// Pages that were given back as zero pages.
-//!     Gauge pages_zero: u64 [Pages];
+//!     Gauge pages_zero: u64 [Pages, "ZERO" 5, "given back as zeros"];
 //! }
 //! ```
 //!
-//! The brackets name the scopes that have the metric. `host <- domain` says that the host's value
-//! is the sum over its domains; scopes without an arrow between them have values of their own.
-//! From the table come, for each scope, a struct with serde's traits whose fields are its metrics
-//! and a method that visits them; for each arrow an `AddAssign`; and the list of all metrics.
+//! Behind the unit stand title, width and meaning of its column, if screens have one. The name
+//! gives the rest: field, key in JSON and CSV, sample in OpenMetrics, words on screens.
+//!
+//! The first brackets name the scopes that have the metric. `host <- domain` says that the host's
+//! value is the sum over its domains; scopes without an arrow between them have values of their
+//! own. From the table come, for each scope, a struct with serde's traits whose fields are its
+//! metrics and a method that visits them; for each arrow an `AddAssign`; and the list of all
+//! metrics.
 
 use std::fmt;
 
@@ -79,6 +83,12 @@ pub struct Metric {
     pub kind: Kind,
     /// What it counts.
     pub unit: Unit,
+    /// The title of its column, made of words of its stem; empty: screens have no column of it.
+    pub title: &'static str,
+    /// The width of that column, in characters.
+    pub width: usize,
+    /// What the column shows, in a few words.
+    pub brief: &'static str,
     /// Its meaning; one space stands before each line of the source.
     pub(crate) text: &'static str,
     /// Whether a scope has it, in the order of [`Scope::ALL`].
@@ -88,6 +98,37 @@ pub struct Metric {
 }
 
 impl Metric {
+    /// Its name without its unit, and without `pages` where it counts those in a state.
+    pub fn stem(&self) -> &'static str {
+        let ends = ["_total", "_us", "_percent", "_ratio", "_bytes", "_pages_per_second", "_per_second", "_seconds"];
+        let stem = ends.iter().fold(self.name, |name, end| name.strip_suffix(end).unwrap_or(name));
+        stem.strip_prefix("pages_").unwrap_or(stem)
+    }
+
+    /// Its stem as words.
+    pub fn words(&self) -> String {
+        self.stem().replace('_', " ")
+    }
+
+    /// The unit in which a counter's growth in a second is told. `None`: it is no counter.
+    pub fn rate(&self) -> Option<Unit> {
+        match (self.kind, self.unit) {
+            (Kind::Gauge, _) => None,
+            (_, Unit::Seconds) => Some(Unit::Ratio),
+            (_, unit) => Some(unit),
+        }
+    }
+
+    /// Its title where growth stands in the column.
+    pub fn heading(&self) -> String {
+        let end = match (self.rate(), self.unit) {
+            (Some(Unit::Ratio), _) | (_, Unit::Percent | Unit::Ratio) => "%",
+            (Some(_), _) | (_, Unit::PagesPerSecond | Unit::BytesPerSecond) => "/s",
+            _ => "",
+        };
+        format!("{}{end}", self.title)
+    }
+
     /// Its meaning, in a sentence or two.
     pub fn help(&self) -> &'static str {
         self.text.trim_start()
@@ -113,6 +154,17 @@ pub enum Value {
     Signed(i64),
     /// A real number.
     Real(f64),
+}
+
+impl Value {
+    /// As a real number.
+    pub fn real(self) -> f64 {
+        match self {
+            Value::Unsigned(value) => value as f64,
+            Value::Signed(value) => value as f64,
+            Value::Real(value) => value,
+        }
+    }
 }
 
 impl fmt::Display for Value {
@@ -177,17 +229,17 @@ macro_rules! if_sum {
 
 /// See the module's text.
 macro_rules! metrics {
-    ($($scopes:tt { $( $(#[doc = $help:literal])+ $kind:ident $name:ident : $ty:ty [$unit:ident]; )+ })+) => {
+    ($($scopes:tt { $( $(#[doc = $help:literal])+ $kind:ident $name:ident : $ty:ty [$($unit:tt)+]; )+ })+) => {
         metrics!(@structs {} {} {} {} {} $( $scopes { $( $(#[doc = $help])+ pub $name: $ty, )+ } )+);
 
         /// Every metric, in the order of the table.
-        pub static METRICS: &[Metric] = &[$($( metrics!(@metric $scopes $name $kind $unit $($help)+) ),+),+];
+        pub static METRICS: &[Metric] = &[$($( metrics!(@metric $scopes $name $kind [$($unit)+] $($help)+) ),+),+];
 
-        metrics!(@visit host HostMetrics $($scopes {$( $name $kind $unit { $($help)+ } )+})+);
-        metrics!(@visit governor GovernorMetrics $($scopes {$( $name $kind $unit { $($help)+ } )+})+);
-        metrics!(@visit domain DomainMetrics $($scopes {$( $name $kind $unit { $($help)+ } )+})+);
-        metrics!(@visit client ClientMetrics $($scopes {$( $name $kind $unit { $($help)+ } )+})+);
-        metrics!(@visit recycler RecyclerMetrics $($scopes {$( $name $kind $unit { $($help)+ } )+})+);
+        metrics!(@visit host HostMetrics $($scopes {$( $name $kind [$($unit)+] { $($help)+ } )+})+);
+        metrics!(@visit governor GovernorMetrics $($scopes {$( $name $kind [$($unit)+] { $($help)+ } )+})+);
+        metrics!(@visit domain DomainMetrics $($scopes {$( $name $kind [$($unit)+] { $($help)+ } )+})+);
+        metrics!(@visit client ClientMetrics $($scopes {$( $name $kind [$($unit)+] { $($help)+ } )+})+);
+        metrics!(@visit recycler RecyclerMetrics $($scopes {$( $name $kind [$($unit)+] { $($help)+ } )+})+);
 
         metrics!(@sum host domain HostMetrics DomainMetrics $($scopes {$($name)+})+);
         metrics!(@sum host client HostMetrics ClientMetrics $($scopes {$($name)+})+);
@@ -233,11 +285,14 @@ macro_rules! metrics {
         pub struct $struct { $($fields)* }
     };
 
-    (@metric $scopes:tt $name:ident $kind:ident $unit:ident $($help:literal)+) => {
+    (@metric $scopes:tt $name:ident $kind:ident [$unit:ident $(, $title:literal $width:literal, $brief:literal)?] $($help:literal)+) => {
         Metric {
             name: stringify!($name),
             kind: Kind::$kind,
             unit: Unit::$unit,
+            title: concat!("" $(, $title)?),
+            width: 0 $(+ $width)?,
+            brief: concat!("" $(, $brief)?),
             text: concat!($($help),+),
             scopes: [
                 if_in!(host $scopes { true } { false }),
@@ -258,7 +313,7 @@ macro_rules! metrics {
         }
     };
 
-    (@visit $scope:ident $struct:ident $($scopes:tt {$( $name:ident $kind:ident $unit:ident { $($help:literal)+ } )+})+) => {
+    (@visit $scope:ident $struct:ident $($scopes:tt {$( $name:ident $kind:ident $unit:tt { $($help:literal)+ } )+})+) => {
         impl $struct {
             /// Calls `visit` with each metric and its value, in the order of the table. A metric
             /// that has no value at present is left out.
@@ -269,6 +324,17 @@ macro_rules! metrics {
                         visit(&METRIC, value);
                     }
                 } {}); )+)+
+            }
+
+            /// The value of a metric, if this scope has it and it has one at present.
+            pub fn value(&self, metric: &Metric) -> Option<Value> {
+                let mut found = None;
+                self.for_each_metric(&mut |other, value| {
+                    if other.name == metric.name {
+                        found = Some(value);
+                    }
+                });
+                found
             }
         }
     };

@@ -11,9 +11,10 @@
 //! agent_cpu_seconds, daemon_…         pageone_cpu_seconds_total{part="agent"}
 //! cpu_percent of the governor         pageone_governor_cpu_ratio
 //! window_max_us of a client           pageone_client_window_max_seconds
-//! mappings, mappings_limit            pageone_client_maps, pageone_client_maps_limit
-//! writer_stall                        pageone_writer_stall_seconds, a histogram
 //! ```
+//!
+//! [`Metric::sample`] is that rule. States, reasons and histograms have samples beside
+//! ([`OTHER_SAMPLES`]); old names stay for a version ([`ALIASES`]).
 //!
 //! The label is `sharing_domain`, since exporters for libvirt call a guest a `domain`. At most
 //! [`MOST_CLIENTS`] clients and [`MOST_DOMAINS`] domains have samples, the largest; the host's
@@ -21,7 +22,6 @@
 //!
 //! Source: the OpenMetrics specification, version 1.0.0; Prometheus' advice on names.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
@@ -32,7 +32,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::histogram::Histogram;
-use crate::metrics::{Kind, Metric, Unit, Value};
+use crate::metrics::{Kind, Metric, Scope, Unit, Value};
 use crate::status::{ClientStatus, DomainStatus, Source, Status};
 
 /// The media type of the text.
@@ -42,41 +42,101 @@ pub const MOST_CLIENTS: usize = 512;
 /// Domains that have samples of their own: those with the largest stores.
 pub const MOST_DOMAINS: usize = 256;
 
+/// Samples beside the table's metrics: name, type, meaning.
+pub const OTHER_SAMPLES: [(&str, &str, &str); 8] = [
+    ("pageone_build_info", "gauge", "Version of the exporter, and of the daemon (`version`, `daemon`)."),
+    ("pageone_unlisted", "gauge", "Clients and domains that have no samples of their own (`what`)."),
+    ("pageone_domain_paused", "gauge", "Whether no frames can be made at present."),
+    ("pageone_client_refused", "gauge", "Whether nothing of the client is merged at present."),
+    ("pageone_client_state", "gauge", "1 for the state of the client's connection (`state`)."),
+    (
+        "pageone_client_why",
+        "gauge",
+        "1 for the reason why not more of the client is merged (`why`); none if there is none.",
+    ),
+    ("pageone_writer_stall_seconds", "histogram", "How long writers can have waited in merge windows."),
+    (
+        "pageone_client_writer_stall_seconds",
+        "histogram",
+        "How long the client's writers can have waited in merge windows.",
+    ),
+];
+/// Old names of samples, which go with version 0.2, and the metrics of clients that have them.
+pub const ALIASES: [(&str, &str); 2] =
+    [("pageone_client_maps", "mappings"), ("pageone_client_maps_limit", "mappings_limit")];
+
 type Labels = Vec<(&'static str, String)>;
 
 /// All samples of one name.
 #[derive(Debug)]
 struct Family {
     kind: Kind,
-    help: Cow<'static, str>,
+    help: &'static str,
     samples: Vec<(Labels, f64)>,
 }
 
-/// All histograms of one name.
-#[derive(Debug, Default)]
-struct HistogramFamily {
-    help: &'static str,
-    samples: Vec<(Labels, Histogram)>,
+/// What a metric's sample is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Its name. The encoder ends counters with `_total`.
+    family: String,
+    /// The label that tells it from others of its name.
+    label: Option<(&'static str, &'static str)>,
+    kind: Kind,
+}
+
+impl fmt::Display for Sample {
+    /// `pageone_client_pages{state="merged"}`; labels that every client has are left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = if self.kind == Kind::Counter { "_total" } else { "" };
+        write!(f, "{}{end}", self.family)?;
+        self.label.map_or(Ok(()), |(label, value)| write!(f, "{{{label}=\"{value}\"}}"))
+    }
+}
+
+impl Metric {
+    /// Its sample in a scope.
+    pub fn sample(&self, scope: Scope) -> Sample {
+        let scope = match scope {
+            Scope::Host => "",
+            Scope::Governor => "governor_",
+            Scope::Domain => "domain_",
+            Scope::Client => "client_",
+            Scope::Recycler => "recycler_",
+        };
+        let unit = match self.unit {
+            Unit::Microseconds => "_seconds",
+            Unit::Percent | Unit::Ratio => "_ratio",
+            Unit::Bytes => "_bytes",
+            _ => "",
+        };
+        let ends = ["_total", "_us", "_percent", "_bytes", "_ratio"];
+        let base = ends.iter().fold(self.name, |name, end| name.strip_suffix(end).unwrap_or(name));
+        let labelled = match (self.kind, self.unit) {
+            (Kind::Gauge, Unit::Pages) => base.strip_prefix("pages_").map(|state| ("pages", ("state", state))),
+            (Kind::Counter, _) => base.strip_suffix("_cpu_seconds").map(|part| ("cpu_seconds", ("part", part))),
+            _ => None,
+        };
+        let (family, label) = match labelled {
+            Some((base, label)) => (format!("pageone_{scope}{base}"), Some(label)),
+            None => (format!("pageone_{scope}{base}{unit}"), None),
+        };
+        Sample { family, label, kind: self.kind }
+    }
 }
 
 #[derive(Debug, Default)]
 struct Families {
     values: BTreeMap<String, Family>,
-    histograms: BTreeMap<&'static str, HistogramFamily>,
+    histograms: BTreeMap<&'static str, Vec<(Labels, Histogram)>>,
 }
 
 /// The text of a daemon's status. `version`: of the program that asks.
 pub fn openmetrics(status: &Status, version: &str) -> String {
     let mut families = Families::default();
-    families.add(
-        "pageone_build_info",
-        Kind::Gauge,
-        "The version of the exporter, and that of the daemon.",
-        vec![("version", version.into()), ("daemon", status.version.clone())],
-        1.0,
-    );
-    let stalls = "How long writers can have waited in merge windows.";
-    families.add_histogram("pageone_writer_stall_seconds", stalls, Vec::new(), &status.writer_stall);
+    let build = vec![("version", version.into()), ("daemon", status.version.clone())];
+    families.add_other("pageone_build_info", build, 1.0);
+    families.add_histogram("pageone_writer_stall_seconds", Vec::new(), &status.writer_stall);
     let mut domains: Vec<_> = status.domains.iter().collect();
     domains.sort_by_key(|domain| std::cmp::Reverse(domain.metrics.store_bytes));
     let mut clients: Vec<_> = status.clients().collect();
@@ -85,8 +145,7 @@ pub fn openmetrics(status: &Status, version: &str) -> String {
         ("clients", clients.len().saturating_sub(MOST_CLIENTS)),
         ("domains", domains.len().saturating_sub(MOST_DOMAINS)),
     ] {
-        let help = "Clients and domains that have no samples of their own.";
-        families.add("pageone_unlisted", Kind::Gauge, help, vec![("what", what.into())], unlisted as f64);
+        families.add_other("pageone_unlisted", vec![("what", what.into())], unlisted as f64);
     }
     domains.truncate(MOST_DOMAINS);
     clients.truncate(MOST_CLIENTS);
@@ -103,17 +162,12 @@ pub fn openmetrics(status: &Status, version: &str) -> String {
         }
     });
     for domain in status.domains.iter().filter(|domain| domains.contains(&std::ptr::from_ref(*domain))) {
-        let help = "Whether no frames can be made at present.";
         let paused = u8::from(domain.paused.is_some());
-        families.add("pageone_domain_paused", Kind::Gauge, help, of_domain(domain), paused.into());
+        families.add_other("pageone_domain_paused", of_domain(domain), paused.into());
     }
     for domain in &status.domains {
         for client in domain.clients.iter().filter(|client| clients.contains(&std::ptr::from_ref(*client))) {
-            let help = "Whether nothing of the client is merged at present.";
-            let refused = u8::from(client.refused.is_some());
-            families.add("pageone_client_refused", Kind::Gauge, help, of_client(domain, client), refused.into());
-            let labels = of_client(domain, client);
-            families.add_histogram("pageone_client_writer_stall_seconds", stalls, labels, &client.writer_stall);
+            families.add_client(&of_client(domain, client), client);
         }
     }
     let mut registry = Registry::default();
@@ -136,55 +190,66 @@ fn of_client(domain: &DomainStatus, client: &ClientStatus) -> Labels {
 }
 
 impl Families {
-    fn add(&mut self, name: &str, kind: Kind, help: impl Into<Cow<'static, str>>, labels: Labels, value: f64) {
-        let new = || Family { kind, help: help.into(), samples: Vec::new() };
-        self.values.entry(name.to_owned()).or_insert_with(new).samples.push((labels, value));
+    fn add(&mut self, name: String, kind: Kind, help: &'static str, labels: Labels, value: f64) {
+        let new = || Family { kind, help, samples: Vec::new() };
+        self.values.entry(name).or_insert_with(new).samples.push((labels, value));
     }
 
-    fn add_histogram(&mut self, name: &'static str, help: &'static str, labels: Labels, value: &Histogram) {
-        let new = || HistogramFamily { help, samples: Vec::new() };
-        self.histograms.entry(name).or_insert_with(new).samples.push((labels, *value));
+    /// Adds one of [`OTHER_SAMPLES`].
+    fn add_other(&mut self, name: &'static str, labels: Labels, value: f64) {
+        self.add(name.to_owned(), Kind::Gauge, help(name), labels, value);
+    }
+
+    fn add_histogram(&mut self, name: &'static str, labels: Labels, value: &Histogram) {
+        self.histograms.entry(name).or_default().push((labels, *value));
+    }
+
+    /// Adds what is no metric of a client.
+    fn add_client(&mut self, labels: &Labels, client: &ClientStatus) {
+        let and = |label, value: &str| [labels.as_slice(), &[(label, value.to_owned())]].concat();
+        self.add_other("pageone_client_refused", labels.clone(), u8::from(client.remarks.refused.is_some()).into());
+        self.add_other("pageone_client_state", and("state", client.state.text()), 1.0);
+        if let Some(why) = &client.why {
+            self.add_other("pageone_client_why", and("why", why.code.text()), 1.0);
+        }
+        self.add_histogram("pageone_client_writer_stall_seconds", labels.clone(), &client.writer_stall);
     }
 
     fn add_metric(&mut self, source: &Source<'_>, metric: &Metric, value: Value) {
-        let (scope, mut labels) = match *source {
-            Source::Host => ("", Vec::new()),
-            Source::Governor => ("governor_", Vec::new()),
-            Source::Domain(domain) => ("domain_", of_domain(domain)),
-            Source::Client(domain, client) => ("client_", of_client(domain, client)),
-            Source::Recycler(domain, client) => ("recycler_", of_client(domain, client)),
+        let mut labels = match *source {
+            Source::Host | Source::Governor => Vec::new(),
+            Source::Domain(domain) => of_domain(domain),
+            Source::Client(domain, client) | Source::Recycler(domain, client) => of_client(domain, client),
         };
-        let (value, unit) = match (value, metric.unit) {
-            (value, Unit::Microseconds) => (real(value) / 1e6, "_seconds"),
-            (value, Unit::Percent) => (real(value) / 100.0, "_ratio"),
-            (value, Unit::Ratio) => (real(value), "_ratio"),
-            (value, Unit::Bytes) => (real(value), "_bytes"),
-            (value, _) => (real(value), ""),
+        let value = match metric.unit {
+            Unit::Microseconds => value.real() / 1e6,
+            Unit::Percent => value.real() / 100.0,
+            _ => value.real(),
         };
-        let base = metric.name.trim_end_matches("_total").trim_end_matches("_us");
-        let base = base.trim_end_matches("_percent").trim_end_matches("_bytes").trim_end_matches("_ratio");
-        // As Prometheus' node exporter calls them.
-        let base = base.replace("mappings", "maps");
-        let counts_pages = metric.unit == Unit::Pages && metric.kind == Kind::Gauge;
-        if counts_pages && let Some(state) = base.strip_prefix("pages_") {
-            labels.push(("state", state.to_owned()));
-            self.add(&format!("pageone_{scope}pages"), metric.kind, "Pages by their state.", labels, value);
-        } else if let Some(part) = base.strip_suffix("_cpu_seconds").filter(|_| metric.kind == Kind::Counter) {
-            labels.push(("part", part.to_owned()));
-            self.add(&format!("pageone_{scope}cpu_seconds"), metric.kind, "CPU time by part.", labels, value);
-        } else {
-            // The encoder ends counters with `_total`.
-            self.add(&format!("pageone_{scope}{base}{unit}"), metric.kind, metric.help(), labels, value);
+        let scope = source.scope();
+        let sample = metric.sample(scope);
+        if let Some((old, _)) = ALIASES.iter().find(|(_, name)| *name == metric.name && scope == Scope::Client) {
+            self.add(
+                (*old).to_owned(),
+                metric.kind,
+                "An old name, which goes with version 0.2.",
+                labels.clone(),
+                value,
+            );
         }
+        let help = match sample.label {
+            Some(("state", _)) => "Pages by their state.",
+            Some(_) => "CPU time by part.",
+            None => metric.help(),
+        };
+        labels.extend(sample.label.map(|(label, value)| (label, value.to_owned())));
+        self.add(sample.family, metric.kind, help, labels, value);
     }
 }
 
-fn real(value: Value) -> f64 {
-    match value {
-        Value::Unsigned(value) => value as f64,
-        Value::Signed(value) => value as f64,
-        Value::Real(value) => value,
-    }
+/// The meaning of one of [`OTHER_SAMPLES`].
+fn help(name: &str) -> &'static str {
+    OTHER_SAMPLES.iter().find(|(other, ..)| *other == name).map_or("", |(.., help)| help)
 }
 
 impl Collector for Families {
@@ -204,10 +269,10 @@ impl Collector for Families {
                 }
             }
         }
-        for (name, family) in &self.histograms {
-            let help = family.help.trim_end_matches('.');
+        for (name, all) in &self.histograms {
+            let help = help(name).trim_end_matches('.');
             let mut samples = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-            for (labels, value) in &family.samples {
+            for (labels, value) in all {
                 match labels.is_empty() {
                     true => histogram(&mut samples, value)?,
                     false => histogram(&mut samples.encode_family(labels)?, value)?,
@@ -233,9 +298,11 @@ fn sample(encoder: &mut MetricEncoder<'_>, kind: Kind, value: f64) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use crate::metrics::Scope;
-    use crate::status::RecycleStatus;
+    use crate::states::{ClientState, Reason};
+    use crate::status::{RecycleStatus, Why};
     use crate::table::{HostMetrics, METRICS};
 
     fn status() -> Status {
@@ -248,6 +315,8 @@ mod tests {
         client.metrics.full_scans = 3;
         (client.metrics.mappings, client.metrics.mappings_limit) = (77, 65530);
         (client.metrics.general_profit, client.metrics.faults_total) = (-3, 5);
+        client.state = ClientState::Stalled;
+        client.why = Some(Why { code: Reason::New, text: String::new() });
         status.version = "1.2.2".into();
         (status.metrics.scans_total, status.metrics.store_bytes) = (9, 8192);
         status.metrics.cpu_pressure_ratio = Some(0.25);
@@ -276,6 +345,11 @@ mod tests {
             "pageone_writer_stall_seconds_bucket{le=\"1.0\"} 2",
             "pageone_writer_stall_seconds_bucket{le=\"+Inf\"} 2",
             "pageone_cpu_pressure_ratio 0.25",
+            &format!("pageone_client_mappings{{{client}}} 77.0"),
+            &format!("pageone_client_mappings_limit{{{client}}} 65530.0"),
+            &format!("pageone_client_state{{{client},state=\"stalled\"}} 1.0"),
+            &format!("pageone_client_why{{{client},why=\"new\"}} 1.0"),
+            // Old names.
             &format!("pageone_client_maps{{{client}}} 77.0"),
             &format!("pageone_client_maps_limit{{{client}}} 65530.0"),
             &format!("pageone_client_general_profit_bytes{{{client}}} -3.0"),
@@ -296,29 +370,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_metric_of_every_scope_has_a_sample() {
-        let text = openmetrics(&status(), "");
-        let samples = text.lines().filter(|line| !line.starts_with('#')).count();
-        // Those that may be without a value are: in the default status they have none.
-        let optional = [
-            "scan_time_seconds",
-            "pages_per_second",
-            "unmerge_headroom_bytes",
-            "unmerge_headroom_seconds",
-            "memory_total_bytes",
-            "memory_available_bytes",
-            "swap_free_bytes",
-            "memory_pressure_ratio",
-            "cpu_pressure_ratio",
-        ];
-        let metrics: usize = Scope::ALL
-            .into_iter()
-            .map(|scope| METRICS.iter().filter(|m| m.is_in(scope) && !optional.contains(&m.name)).count())
-            .sum();
-        assert!(samples >= metrics, "{samples} samples of {metrics} metrics:\n{text}");
-    }
-
     /// A status in which every metric has a value.
     fn complete() -> Status {
         let mut status = status();
@@ -332,7 +383,30 @@ mod tests {
             cpu_pressure_ratio: Some(0.0),
             ..HostMetrics::default()
         };
+        status.governor.metrics.scan_time_seconds = Some(0.0);
+        status.governor.metrics.pages_per_second = Some(0.0);
         status
+    }
+
+    #[test]
+    fn every_metric_of_every_scope_has_its_sample_and_nothing_else_is_told() {
+        let text = openmetrics(&complete(), "");
+        let mut expected: BTreeSet<String> = OTHER_SAMPLES.iter().map(|(name, ..)| (*name).to_owned()).collect();
+        expected.extend(ALIASES.map(|(old, _)| old.to_owned()));
+        for scope in Scope::ALL {
+            for metric in METRICS.iter().filter(|metric| metric.is_in(scope)) {
+                let sample = metric.sample(scope);
+                let name = sample.to_string();
+                let (name, label) = name.strip_suffix('}').map_or((&*name, ""), |name| name.split_once('{').unwrap());
+                let is_it = |line: &str| {
+                    line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']) && rest.contains(label))
+                };
+                assert!(text.lines().any(is_it), "{sample} is not in\n{text}");
+                expected.insert(sample.family);
+            }
+        }
+        let told = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        assert_eq!(told.map(str::to_owned).collect::<BTreeSet<_>>(), expected);
     }
 
     #[test]

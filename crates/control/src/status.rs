@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::histogram::Histogram;
-use crate::metrics::{Metric, Value};
+use crate::metrics::{Metric, Scope, Value};
 use crate::states::{ClientState, GovernorMode, Reason, RecyclerState};
 use crate::table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, RecyclerMetrics};
 
@@ -98,9 +98,6 @@ pub struct ClientStatus {
     /// The rule that gave its domain.
     #[serde(default)]
     pub rule: String,
-    /// What could not be known of the guest, and the remedy.
-    #[serde(default)]
-    pub unknown: Option<String>,
     /// Its metrics.
     #[serde(flatten)]
     pub metrics: ClientMetrics,
@@ -108,23 +105,46 @@ pub struct ClientStatus {
     pub recycling: Option<RecycleStatus>,
     /// The connection to its agent.
     pub state: ClientState,
-    /// Why nothing of it is merged at present.
-    pub refused: Option<String>,
-    /// The file system or device over which it may do direct I/O that is not seen page by page, so
-    /// that its pages cool down after a write.
-    pub cooling: Option<String>,
-    /// Why some of it stays unmerged: a limit of the program is too low. `None`: no limit binds.
-    pub limited: Option<String>,
+    /// What there is to say of it.
+    #[serde(flatten)]
+    pub remarks: Remarks,
     /// Why not more of it is merged: the most important reason. `None`: nothing keeps it.
     #[serde(default)]
     pub why: Option<Why>,
     /// How long its writers can have waited in merge windows.
     #[serde(default)]
     pub writer_stall: Histogram,
-    /// How its agent differs from the daemon's build: it was loaded before an upgrade. `None`: it
-    /// does not.
-    #[serde(default)]
+}
+
+/// What there is to say of a client, in sentences. `None`: nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Remarks {
+    /// What could not be known of the guest, and the remedy.
+    pub unknown: Option<String>,
+    /// Why nothing of it is merged at present.
+    pub refused: Option<String>,
+    /// The file system or device over which it may do direct I/O that is not seen page by page, so
+    /// that its pages cool down after a write.
+    pub cooling: Option<String>,
+    /// Why some of it stays unmerged: a limit of the program is too low.
+    pub limited: Option<String>,
+    /// How its agent differs from the daemon's build: it was loaded before an upgrade.
     pub outdated: Option<String>,
+}
+
+impl Remarks {
+    /// What it is about, and the sentence, of each.
+    pub fn told(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let all = [
+            ("guest not known", &self.unknown),
+            ("not merged", &self.refused),
+            ("pages wait after a write (direct_io_seconds), for direct I/O over", &self.cooling),
+            ("merged in part", &self.limited),
+            ("its agent is of another build", &self.outdated),
+        ];
+        all.into_iter().filter_map(|(about, text)| Some((about, text.as_deref()?)))
+    }
 }
 
 /// Why not more of a client is merged.
@@ -161,6 +181,19 @@ pub enum Source<'a> {
     Client(&'a DomainStatus, &'a ClientStatus),
     /// A client's recycler, and its domain.
     Recycler(&'a DomainStatus, &'a ClientStatus),
+}
+
+impl Source<'_> {
+    /// The scope of the value's metric.
+    pub fn scope(&self) -> Scope {
+        match self {
+            Source::Host => Scope::Host,
+            Source::Governor => Scope::Governor,
+            Source::Domain(_) => Scope::Domain,
+            Source::Client(..) => Scope::Client,
+            Source::Recycler(..) => Scope::Recycler,
+        }
+    }
 }
 
 impl HostMetrics {

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::{Kind, Metric, Reading, Unit, Value, if_in, if_sum, metrics};
+use crate::metrics::{Kind, Metric, Reading, Scope, Unit, Value, if_in, if_sum, metrics};
 
 metrics! {
     [host] {
@@ -27,10 +27,6 @@ metrics! {
         Gauge memory_pressure_ratio: Option<f64> [Ratio];
         /// Part of the last 10 s in which some task waited for a CPU (`/proc/pressure/cpu`).
         Gauge cpu_pressure_ratio: Option<f64> [Ratio];
-    }
-    [host <- client] {
-        /// CPU time of the agent; on the host of all agents, those of ended clients too.
-        Counter agent_cpu_seconds: f64 [Seconds];
     }
     [host] {
         /// Pages merged so far, zero pages too.
@@ -75,26 +71,36 @@ metrics! {
         /// Regions under management.
         Gauge regions: usize [Count];
         /// Bytes of those regions.
-        Gauge region_bytes: u64 [Bytes];
+        Gauge region_bytes: u64 [Bytes, "REGION" 6, "under management"];
         /// Pages that map a frame.
-        Gauge pages_merged: u64 [Pages];
+        Gauge pages_merged: u64 [Pages, "MERGED" 6, "maps a shared page"];
     }
     [host <- domain <- client] {
         /// Pages that were given back as zero pages.
-        Gauge pages_zero: u64 [Pages];
+        Gauge pages_zero: u64 [Pages, "ZERO" 5, "given back as zeros"];
         /// Pages that a guest has freed, that were taken back, and that are untouched since.
-        Gauge pages_recycled: u64 [Pages];
+        Gauge pages_recycled: u64 [Pages, "RECYC" 5, "freed by it, taken back"];
         /// Pages that were looked at and are unique so far.
-        Gauge pages_unshared: u64 [Pages];
+        Gauge pages_unshared: u64 [Pages, "UNSHARED" 8, "unique so far"];
         /// Pages that change too fast to be merged.
-        Gauge pages_volatile: u64 [Pages];
+        Gauge pages_volatile: u64 [Pages, "VOLAT" 5, "changes too fast"];
     }
     [host <- domain client] {
         /// Bytes saved less every byte of cost: ledgers, index, mappings, empty slots. A client's
         /// frames, and the costs of its domain, count for it as far as it uses frames: by its part
         /// of the domain's merged pages. So the domain's is the sum over its clients, and what it
         /// costs without merged pages.
-        Gauge general_profit: i64 [Bytes];
+        Gauge general_profit: i64 [Bytes, "PROFIT" 6, "saved, less every cost"];
+    }
+    [client] {
+        /// Mappings of the process.
+        Gauge mappings: u32 [Count, "MAPPINGS" 8, "mappings of the process"];
+        /// Mappings that it may have (`vm.max_map_count`).
+        Gauge mappings_limit: u32 [Count, "LIMIT" 5, "mappings that it may have"];
+    }
+    [host <- client] {
+        /// CPU time of the agent; on the host of all agents, those of ended clients too.
+        Counter agent_cpu_seconds: f64 [Seconds, "CPU" 6, "CPU time of its agent"];
     }
     [host] {
         /// Memory that would be needed if every page that was merged, or taken back, were written.
@@ -138,11 +144,17 @@ metrics! {
         Gauge known_contents: u64 [Count];
     }
     [client] {
+        /// Pages found written a second, over the last scans.
+        Gauge dirty_pages_per_second: f64 [PagesPerSecond, "DIRTY" 7, "written a second"];
+        /// Page faults of the process that read no disk (`minflt` of `/proc/PID/stat`).
+        Counter faults_total: u64 [Count, "FAULT" 7, "page faults a second"];
+        /// The longest merge window.
+        Gauge window_max_us: u64 [Microseconds, "WINDOW" 6, "longest merge window"];
         /// Pages that could be merged and stay in huge pages, because too few of each can
         /// (`huge_page_share`).
-        Gauge pages_kept_huge: u64 [Pages];
+        Gauge pages_kept_huge: u64 [Pages, "HUGE" 5, "could merge, stays huge"];
         /// Pages in batches that the agent has not finished.
-        Gauge pages_pending: u64 [Pages];
+        Gauge pages_pending: u64 [Pages, "PEND" 5, "waits for the agent"];
         /// Pages that were merged and then written, over the client's life.
         Counter pages_copied_total: u64 [Pages];
         /// Pages that the program gave back itself, over the client's life: what QEMU discards when
@@ -159,18 +171,8 @@ metrics! {
         Counter pages_retained_total: u64 [Pages];
         /// Scans by this daemon.
         Counter full_scans: u64 [Count];
-        /// Mappings of the process.
-        Gauge mappings: u32 [Count];
-        /// Mappings that it may have (`vm.max_map_count`).
-        Gauge mappings_limit: u32 [Count];
-        /// Page faults of the process that read no disk (`minflt` of `/proc/PID/stat`).
-        Counter faults_total: u64 [Count];
-        /// Pages found written a second, over the last scans.
-        Gauge dirty_pages_per_second: f64 [PagesPerSecond];
         /// Whether `vm.max_map_count` keeps pages from being merged.
         Gauge max_map_count_binds: bool [Bool];
-        /// The longest merge window.
-        Gauge window_max_us: u64 [Microseconds];
     }
     [recycler] {
         /// Guest memory that can be recycled.
@@ -190,4 +192,9 @@ metrics! {
         /// The longest time for which pages were claimed.
         Gauge claim_max_us: u64 [Microseconds];
     }
+}
+
+/// The metrics of a client that have columns on screens, from left to right.
+pub fn columns() -> impl Iterator<Item = &'static Metric> {
+    METRICS.iter().filter(|metric| !metric.title.is_empty() && metric.is_in(Scope::Client))
 }

@@ -1,20 +1,27 @@
 //! The status as text, for people.
 
 use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
 
 use crate::metrics::{Metric, Scope, Unit, Value};
 use crate::states::RecyclerState;
 use crate::status::{ClientStatus, DomainStatus, RecycleStatus, RefusedStatus, Status};
+use crate::table::columns;
+use crate::units::{length, size};
 
 const PAGE: u64 = kmem::PAGE_SIZE as u64;
 /// Indents a remark about a client to the column of its program.
 const REMARK: &str = "           ";
 
-fn mib(pages: u64) -> u64 {
-    (pages * PAGE) >> 20
+/// Columns of a client's line: those of memory, mappings and CPU time.
+const COLUMNS: usize = 9;
+
+/// Memory of so many pages.
+fn pages(pages: u64) -> String {
+    size(pages.saturating_mul(PAGE))
 }
 
-/// `name value` of the metrics that the host sums up over its domains; bytes in MiB.
+/// `name value` of the metrics that the host sums up over its domains.
 struct Summary(Vec<(&'static Metric, Value)>);
 
 impl Summary {
@@ -31,8 +38,8 @@ impl Display for Summary {
             let separator = if at == 0 { "" } else { " · " };
             write!(f, "{separator}{} ", metric.name)?;
             match (metric.unit, *value) {
-                (Unit::Bytes, Value::Signed(bytes)) => write!(f, "{} MiB", bytes >> 20)?,
-                (Unit::Bytes, Value::Unsigned(bytes)) => write!(f, "{} MiB", bytes >> 20)?,
+                (Unit::Bytes, Value::Signed(bytes)) => size(bytes).fmt(f)?,
+                (Unit::Bytes, Value::Unsigned(bytes)) => size(bytes).fmt(f)?,
                 (_, value) => value.fmt(f)?,
             }
         }
@@ -46,8 +53,8 @@ impl Display for Status {
         let metrics = &self.metrics;
         writeln!(
             f,
-            "up {:.0} s · merge period {} s · CPU {:.2} s (daemon) + {:.2} s (agents) · merged so far {} pages",
-            metrics.uptime_seconds,
+            "up {} · merge period {} s · CPU {:.2} s (daemon) + {:.2} s (agents) · merged so far {} pages",
+            seconds(metrics.uptime_seconds),
             metrics.merge_period_seconds,
             metrics.daemon_cpu_seconds,
             metrics.agent_cpu_seconds,
@@ -59,25 +66,20 @@ impl Display for Status {
         metrics.for_each_metric(&mut |metric, value| summary.collect(metric, value));
         writeln!(f, "{summary}")?;
         if let Some(left) = metrics.unmerge_headroom_bytes {
-            let needed = metrics.unmerge_bytes >> 20;
+            let needed = size(metrics.unmerge_bytes);
             match left {
-                0.. => {
-                    writeln!(f, "headroom {} MiB: if all of that were written, it would take {needed} MiB", left >> 20)?
-                }
+                0.. => writeln!(f, "headroom {}: if all of that were written, it would take {needed}", size(left))?,
                 _ => writeln!(
                     f,
-                    "headroom SHORT of {} MiB: if all of that were written, it would take {needed} MiB; add swap space, \
-                     or stop guests",
-                    -left >> 20
+                    "headroom SHORT of {}: if all of that were written, it would take {needed}; add swap space, or stop \
+                     guests",
+                    size(left.unsigned_abs())
                 )?,
             }
         }
-        if let Some(seconds) = metrics.unmerge_headroom_seconds {
-            let rate = metrics.unmerge_bytes_per_second / f64::from(1 << 20);
-            writeln!(
-                f,
-                "writes to merged pages take {rate:.1} MiB/s, as over the last minute: memory for {seconds:.0} s"
-            )?;
+        if let Some(left) = metrics.unmerge_headroom_seconds {
+            let (rate, left) = (size(metrics.unmerge_bytes_per_second as u64), seconds(left));
+            writeln!(f, "writes to merged pages take {rate}/s, as over the last minute: memory for {left}")?;
         }
         if let Some(why) = &self.paused {
             writeln!(f, "PAUSED: {why}")?;
@@ -93,6 +95,10 @@ impl Display for Status {
     }
 }
 
+fn seconds(seconds: f64) -> String {
+    length(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
 /// Names and reasons hold what a process or a tenant said: control characters are left out.
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
@@ -106,7 +112,7 @@ fn refused_text(f: &mut Formatter<'_>, refused: &RefusedStatus) -> fmt::Result {
 
 fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
     let metrics = &domain.metrics;
-    writeln!(f, "\ndomain {} · store {} MiB in {} segments", domain.name, metrics.store_bytes >> 20, metrics.segments)?;
+    writeln!(f, "\ndomain {} · store {} in {} segments", domain.name, size(metrics.store_bytes), metrics.segments)?;
     let mut summary = Summary(Vec::new());
     metrics.for_each_metric(&mut |metric, value| summary.collect(metric, value));
     writeln!(f, "  {summary}")?;
@@ -116,63 +122,41 @@ fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
     if domain.clients.is_empty() {
         return Ok(());
     }
-    writeln!(
-        f,
-        "  {:>8} {:<20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}  state",
-        "PID", "program", "MiB", "merged", "zero", "unshared", "volatile", "maps", "CPU s"
-    )?;
+    write!(f, "  {:>8} {:<20}", "PID", "program")?;
+    columns().take(COLUMNS).try_for_each(|metric| write!(f, " {:>1$}", metric.title, metric.width))?;
+    writeln!(f, "  state")?;
     domain.clients.iter().try_for_each(|client| client_text(f, client))
 }
 
 fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
     let metrics = &client.metrics;
-    writeln!(
-        f,
-        "  {:>8} {:<20.20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8.2}  {}",
-        client.pid,
-        client.name,
-        metrics.region_bytes >> 20,
-        mib(metrics.pages_merged),
-        mib(metrics.pages_zero),
-        mib(metrics.pages_unshared),
-        mib(metrics.pages_volatile),
-        metrics.mappings,
-        metrics.agent_cpu_seconds,
-        client.state
-    )?;
+    write!(f, "  {:>8} {:<20.20}", client.pid, client.name)?;
+    for metric in columns().take(COLUMNS) {
+        let text = metrics.value(metric).map(|value| metric.unit.short(value.real())).unwrap_or_default();
+        write!(f, " {text:>0$}", metric.width)?;
+    }
+    writeln!(f, "  {}", client.state)?;
     if let Some(manager) = &client.manager {
         let words = [Some(manager), client.guest_name.as_ref(), client.guest.as_ref()];
         let words = words.into_iter().flatten().map(|word| printable(word)).collect::<Vec<_>>().join(" ");
         writeln!(f, "{REMARK}{words}: {}", printable(&client.rule))?;
     }
-    if let Some(why) = &client.unknown {
-        writeln!(f, "{REMARK}guest not known: {}", printable(why))?;
-    }
-    if let Some(why) = &client.refused {
-        writeln!(f, "{REMARK}not merged: {why}")?;
-    }
-    if let Some(over) = &client.cooling {
-        writeln!(f, "{REMARK}pages wait after a write (direct_io_seconds): direct I/O over {over}")?;
-    }
-    if let Some(why) = &client.limited {
-        writeln!(f, "{REMARK}merged in part: {why}")?;
+    for (about, text) in client.remarks.told() {
+        writeln!(f, "{REMARK}{about}: {}", printable(text))?;
     }
     if let Some(why) = client.why.as_ref().filter(|why| !why.code.has_own_line()) {
         writeln!(f, "{REMARK}{}: {}", why.code, printable(&why.text))?;
-    }
-    if let Some(how) = &client.outdated {
-        writeln!(f, "{REMARK}its agent is of another build: {}", printable(how))?;
     }
     if let Some(recycling) = &client.recycling {
         recycling_text(f, metrics.pages_recycled, recycling)?;
     }
     if metrics.pages_discarded_total > 0 {
-        let given = mib(metrics.pages_discarded_total);
-        writeln!(f, "{REMARK}{given} MiB given back by the program itself (free page reporting, balloon)")?;
+        let given = pages(metrics.pages_discarded_total);
+        writeln!(f, "{REMARK}{given} given back by the program itself (free page reporting, balloon)")?;
     }
     if metrics.pages_kept_huge > 0 {
-        let left = mib(metrics.pages_kept_huge);
-        writeln!(f, "{REMARK}{left} MiB more could be merged and are left in huge pages (huge_page_share)")?;
+        let left = pages(metrics.pages_kept_huge);
+        writeln!(f, "{REMARK}{left} more could be merged and are left in huge pages (huge_page_share)")?;
     }
     if metrics.max_map_count_binds {
         let remedy = "`sysctl vm.max_map_count=1048576` would let more in";
@@ -192,11 +176,11 @@ fn recycling_text(f: &mut Formatter<'_>, now: u64, recycling: &RecycleStatus) ->
         }
         _ => writeln!(
             f,
-            "{REMARK}free pages: {} MiB taken back of {} · {:.1} MiB/s · {} MiB in all, {:.2} µs a page · {} runs · period {} s",
-            mib(now),
-            metrics.managed_bytes >> 20,
-            metrics.pages_recycled_per_second * PAGE as f64 / f64::from(1 << 20),
-            mib(metrics.pages_recycled_total),
+            "{REMARK}free pages: {} taken back of {} · {}/s · {} in all, {:.2} µs a page · {} runs · period {} s",
+            pages(now),
+            size(metrics.managed_bytes),
+            pages(metrics.pages_recycled_per_second as u64),
+            pages(metrics.pages_recycled_total),
             metrics.sweep_seconds * 1e6 / metrics.pages_recycled_total.max(1) as f64,
             metrics.runs_total,
             metrics.reclaim_period_seconds
@@ -207,7 +191,7 @@ fn recycling_text(f: &mut Formatter<'_>, now: u64, recycling: &RecycleStatus) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ClientMetrics, HostMetrics, Why};
+    use crate::{ClientMetrics, HostMetrics, Remarks, Why};
 
     #[test]
     fn the_text_names_what_keeps_memory_from_merging() {
@@ -221,13 +205,16 @@ mod tests {
             recycling: Some(dropped),
             pid: 42,
             name: "qemu".into(),
-            refused: Some("its memory is locked".into()),
+            remarks: Remarks {
+                refused: Some("its memory is locked".into()),
+                unknown: Some("no file".into()),
+                outdated: Some("it is older".into()),
+                ..Remarks::default()
+            },
             manager: Some("libvirt".into()),
             guest: Some("123".into()),
             guest_name: Some("web\n1".into()),
             rule: "default: by slice".into(),
-            unknown: Some("no file".into()),
-            outdated: Some("it is older".into()),
             why: Some(Why { code: crate::Reason::Volatile, text: "it changes".into() }),
             metrics,
             ..ClientStatus::default()
@@ -270,7 +257,7 @@ mod tests {
         let paused = Status { metrics: short, paused, no_agents, ..Status::default() }.to_string();
         assert!(
             paused.contains(
-                "3.0 MiB/s, as over the last minute: memory for 90 s\nPAUSED: it is short\nno agents: it is old\n"
+                "3 MiB/s, as over the last minute: memory for 90 s\nPAUSED: it is short\nno agents: it is old\n"
             ),
             "{paused}"
         );
@@ -280,7 +267,7 @@ mod tests {
         assert!(
             out.contains(
                 "pages_shared 0 · pages_sharing 7 · pages_zero 0 · pages_recycled 0 · pages_unshared 0 · \
-                 pages_volatile 0 · general_profit -3 MiB · store_bytes 0 MiB · frames_doubted_total 0\n"
+                 pages_volatile 0 · general_profit -3 MiB · store_bytes 0 B · frames_doubted_total 0\n"
             ),
             "{out}"
         );

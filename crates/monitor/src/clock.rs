@@ -35,16 +35,6 @@ pub fn iso(time: i64) -> String {
     Timestamp::from_millisecond(time).unwrap_or_default().strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string()
 }
 
-/// A length of time, in milliseconds: `45 s`, `12 min`, `3 h 20 min`.
-pub fn length(millis: i64) -> String {
-    let seconds = (millis + 500) / 1000;
-    match seconds {
-        ..=119 => format!("{seconds} s"),
-        120..=7199 => format!("{} min", seconds / 60),
-        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
-    }
-}
-
 /// A time that a person typed, within a recording from `first` to `last`: `14:05`, `14:05:09`,
 /// `2026-11-24 14:05`, `+10m` from `from`, `-30s`, `2h` as `+2h`.
 ///
@@ -112,9 +102,5 @@ mod tests {
         for wrong in ["", "yesterday", "25:00", "+m", "-"] {
             assert!(parse(wrong).unwrap_err().contains("is no time: write 14:05"), "{wrong}");
         }
-        assert_eq!(
-            (length(45_000), length(720_000), length(12_000_000)),
-            ("45 s".into(), "12 min".into(), "3 h 20 min".into())
-        );
     }
 }

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use control::{Cell, ClientMap, ClientStatus, RegionMap, SharingMatrix, Status};
 use serde::{Deserialize, Serialize};
 
-use crate::recording::Summary;
-
 /// Bytes of a page.
 pub const PAGE: u64 = kmem::PAGE_SIZE as u64;
 
@@ -43,6 +41,27 @@ pub struct Depth {
     pub maps: BTreeMap<i32, ClientMap>,
 }
 
+/// The figures of a moment that a graph over time needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Bytes of the host's memory that are in use; NaN: not known.
+    pub used: f64,
+    /// Bytes that are saved, less every cost.
+    pub saved: f64,
+    /// Bytes that could be saved beside those.
+    pub could_be_saved: f64,
+    /// CPU time, in percent of one CPU.
+    pub cpu: f64,
+    /// Clients; NaN: no daemon answered.
+    pub clients: f64,
+}
+
+impl Summary {
+    /// No daemon answered.
+    pub const AWAY: Summary =
+        Summary { used: f64::NAN, saved: f64::NAN, could_be_saved: f64::NAN, cpu: f64::NAN, clients: f64::NAN };
+}
+
 impl Moment {
     /// The figures for graphs.
     pub fn summary(&self) -> Summary {
@@ -51,7 +70,7 @@ impl Moment {
         Summary {
             used: used(status).map_or(f64::NAN, |bytes| bytes as f64),
             saved: metrics.general_profit as f64,
-            possible: possible(status) as f64,
+            could_be_saved: could_be_saved(status) as f64,
             cpu: status.governor.metrics.cpu_percent,
             clients: status.clients().count() as f64,
         }
@@ -65,13 +84,9 @@ pub fn used(status: &Status) -> Option<u64> {
 
 /// Bytes that are known to be mergeable and are not merged: pages that wait for their agent, and
 /// those that stay in huge pages.
-pub fn possible(status: &Status) -> u64 {
-    total(status.clients().map(possible_of))
-}
-
-/// The same of one client.
-pub fn possible_of(client: &ClientStatus) -> u64 {
-    bytes_of(client.metrics.pages_kept_huge.saturating_add(client.metrics.pages_pending))
+pub fn could_be_saved(status: &Status) -> u64 {
+    let pages = |client: &ClientStatus| client.metrics.pages_kept_huge.saturating_add(client.metrics.pages_pending);
+    bytes_of(total(status.clients().map(pages)))
 }
 
 /// A map with at most about this many cells: neighbours are added up.

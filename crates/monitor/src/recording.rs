@@ -23,10 +23,8 @@ use std::os::unix::fs::FileExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::moment::{Depth, Moment};
+use crate::moment::{Depth, Moment, Summary};
 use frame::{FAMILY, HEAD, Kind, MAGIC, SYNC};
-
-pub use frame::Summary;
 
 /// Moments from one key to the next, at most.
 const KEY_EVERY: u32 = 60;

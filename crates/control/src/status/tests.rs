@@ -111,13 +111,7 @@ fn every_metric_is_visited_in_every_scope_that_has_it() {
     };
     let mut seen = BTreeSet::new();
     status.for_each_metric(&mut |source, metric, _| {
-        let scope = match source {
-            Source::Host => Scope::Host,
-            Source::Governor => Scope::Governor,
-            Source::Domain(_) => Scope::Domain,
-            Source::Client(..) => Scope::Client,
-            Source::Recycler(..) => Scope::Recycler,
-        };
+        let scope = source.scope();
         assert!(metric.is_in(scope), "{}", metric.name);
         assert!(seen.insert((metric.name, scope as usize)), "{} twice", metric.name);
     });
@@ -135,6 +129,35 @@ fn every_metric_is_defined_once_and_explained() {
         for scope in Scope::ALL {
             assert!(!metric.is_sum_in(scope) || metric.is_in(scope), "{}", metric.name);
         }
+    }
+}
+
+/// The name is the field, the key in JSON and the column in CSV, since the table makes these.
+#[test]
+fn every_way_of_a_metric_is_made_of_its_stem() {
+    let json = serde_json::to_value(full()).unwrap();
+    let client = &json["domains"][0]["clients"][0];
+    for metric in METRICS {
+        let stem = metric.stem();
+        assert!(metric.name.contains(stem) && !stem.is_empty(), "{}", metric.name);
+        for scope in Scope::ALL.into_iter().filter(|&scope| metric.is_in(scope)) {
+            let sample = metric.sample(scope).to_string();
+            // The part is a label of CPU time: `agent_cpu` is `cpu_seconds{part="agent"}`.
+            let mut words = stem.split('_');
+            assert!(words.all(|word| sample.contains(word)), "{}: {sample}", metric.name);
+            let at = match scope {
+                Scope::Host => &json,
+                Scope::Governor => &json["governor"],
+                Scope::Domain => &json["domains"][0],
+                Scope::Client => client,
+                Scope::Recycler => &client["recycling"],
+            };
+            assert!(at.get(metric.name).is_some(), "{}", metric.name);
+        }
+        let title = metric.title.to_lowercase();
+        let begins = |word: &str| word.starts_with(&title) && title.len() >= 3;
+        assert!(title.is_empty() || stem.split('_').any(begins), "{} is not of {stem}", metric.title);
+        assert!(metric.heading().len() <= metric.width || title.is_empty(), "{} is too wide", metric.title);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus};
+use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus, Remarks};
 use kmem::pageonefs::Plain;
 
 use crate::backend::module::File;
@@ -90,7 +90,7 @@ fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
         metrics,
         recycling,
         state: ClientState::Merging,
-        refused,
+        remarks: Remarks { refused, ..Remarks::default() },
         why,
         ..ClientStatus::default()
     }

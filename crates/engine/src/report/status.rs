@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Status};
+use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Remarks, Status};
 
 use crate::client::{Client, State};
 use crate::daemon::engine::Engine;
@@ -276,14 +276,16 @@ fn client_status(
         guest: client.verdict.guest.clone(),
         guest_name: client.verdict.name.clone(),
         rule: client.verdict.rule.clone(),
-        unknown: client.verdict.unknown.clone(),
         metrics,
         recycling,
         state: state.link.state(),
-        refused,
-        cooling: state.direct_io.why().cloned(),
-        limited,
-        outdated: outdated(client, state),
+        remarks: Remarks {
+            unknown: client.verdict.unknown.clone(),
+            refused,
+            cooling: state.direct_io.why().cloned(),
+            limited,
+            outdated: outdated(client, state),
+        },
         why,
         writer_stall: state.totals.stalls,
     }

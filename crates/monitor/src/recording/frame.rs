@@ -9,6 +9,8 @@
 //! Numbers are little-endian. The checksum is over everything between SYNC and itself, and over the
 //! payload. A reader that finds damage looks for the next SYNC whose frame has the right checksum.
 
+use crate::moment::Summary;
+
 /// How a recording begins. The number is the format's version.
 pub(super) const MAGIC: [u8; 16] = *b"PageONE record 1";
 /// The beginning of [`MAGIC`], which every version has.
@@ -34,31 +36,6 @@ pub(super) enum Kind {
     Depth,
 }
 
-/// The figures of a moment that a graph over time needs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Summary {
-    /// Bytes of the host's memory that are in use; NaN: not known.
-    pub used: f64,
-    /// Bytes that are saved, less every cost.
-    pub saved: f64,
-    /// Bytes that could be saved beside those.
-    pub possible: f64,
-    /// CPU time, in percent of one CPU.
-    pub cpu: f64,
-    /// Clients; NaN: no daemon answered.
-    pub clients: f64,
-}
-
-impl Summary {
-    /// No daemon answered.
-    pub const AWAY: Summary =
-        Summary { used: f64::NAN, saved: f64::NAN, possible: f64::NAN, cpu: f64::NAN, clients: f64::NAN };
-
-    fn values(&self) -> [f64; 5] {
-        [self.used, self.saved, self.possible, self.cpu, self.clients]
-    }
-}
-
 /// What stands before a payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
@@ -75,6 +52,10 @@ pub(super) struct Head {
     own_crc: u32,
 }
 
+fn values(summary: &Summary) -> [f64; 5] {
+    [summary.used, summary.saved, summary.could_be_saved, summary.cpu, summary.clients]
+}
+
 /// A frame's bytes.
 pub(super) fn encode(kind: Kind, number: u32, time: i64, summary: &Summary, payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEAD + payload.len());
@@ -87,7 +68,7 @@ pub(super) fn encode(kind: Kind, number: u32, time: i64, summary: &Summary, payl
     out.extend((payload.len() as u32).to_le_bytes());
     out.extend(number.to_le_bytes());
     out.extend(time.to_le_bytes());
-    summary.values().iter().for_each(|value| out.extend(value.to_le_bytes()));
+    values(summary).iter().for_each(|value| out.extend(value.to_le_bytes()));
     let crc = crc32c::crc32c_append(crc32c::crc32c(&out[SYNC.len()..]), payload);
     out.extend(crc.to_le_bytes());
     out.extend(payload);
@@ -113,7 +94,7 @@ pub(super) fn decode(bytes: &[u8; HEAD]) -> Option<Head> {
     let (time, rest) = rest.split_first_chunk()?;
     let value = |at: usize| Some(f64::from_le_bytes(*rest[8 * at..].first_chunk()?));
     let summary =
-        Summary { used: value(0)?, saved: value(1)?, possible: value(2)?, cpu: value(3)?, clients: value(4)? };
+        Summary { used: value(0)?, saved: value(1)?, could_be_saved: value(2)?, cpu: value(3)?, clients: value(4)? };
     let crc = u32::from_le_bytes(*rest[SUMMARY..].first_chunk()?);
     let time = i64::from_le_bytes(*time);
     if !(0..=LAST).contains(&time) {

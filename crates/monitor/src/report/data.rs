@@ -4,15 +4,45 @@ use std::collections::HashMap;
 
 use control::{Histogram, Status};
 
-use crate::moment::{Depth, Moment, possible, used};
+use crate::moment::{Depth, Moment, could_be_saved, used};
 use crate::recording::{Damage, Error, Recording};
 use crate::view::{self, Column, Row};
 
 /// Moments that are looked at: more would not be seen.
 const MOST_POINTS: usize = 480;
 
+/// By what guests are compared.
+const PROFIT: &str = "general_profit";
+
 /// Values over time; `None`: not known, as while no daemon answered.
 pub(super) type Series = Vec<Option<f64>>;
+
+/// What is plotted over time: bytes, and percent.
+#[derive(Clone, Copy)]
+pub(super) enum Plotted {
+    Total,
+    Used,
+    Saved,
+    CouldBeSaved,
+    Headroom,
+    Cpu,
+    CpuLimit,
+    MemoryPressure,
+    CpuPressure,
+}
+
+/// Where the values of each are in a status, in the order of [`Plotted`].
+const PLOTTED: [fn(&Status) -> Option<f64>; 9] = [
+    |status| Some(status.metrics.memory_total_bytes? as f64),
+    |status| Some(used(status)? as f64),
+    |status| Some(status.metrics.general_profit as f64),
+    |status| Some(could_be_saved(status) as f64),
+    |status| Some(status.metrics.unmerge_headroom_bytes? as f64),
+    |status| Some(status.governor.metrics.cpu_percent),
+    |status| Some(status.governor.metrics.max_cpu_percent).filter(|limit| *limit > 0.0),
+    |status| Some(100.0 * status.metrics.memory_pressure_ratio?),
+    |status| Some(100.0 * status.metrics.cpu_pressure_ratio?),
+];
 
 #[derive(Default)]
 pub(super) struct Data {
@@ -20,15 +50,7 @@ pub(super) struct Data {
     pub(super) times: Vec<i64>,
     pub(super) moments: usize,
     pub(super) damage: Vec<Damage>,
-    pub(super) total: Series,
-    pub(super) used: Series,
-    pub(super) saved: Series,
-    pub(super) possible: Series,
-    pub(super) headroom: Series,
-    pub(super) cpu: Series,
-    pub(super) cpu_limit: Series,
-    pub(super) memory_pressure: Series,
-    pub(super) cpu_pressure: Series,
+    series: [Series; PLOTTED.len()],
     /// Each guest's profit.
     pub(super) guests: Vec<(String, Series)>,
     /// The last status.
@@ -37,6 +59,14 @@ pub(super) struct Data {
     /// Stalls of writers within the recording.
     pub(super) stalls: Histogram,
     pub(super) depth: Option<Depth>,
+}
+
+impl std::ops::Index<Plotted> for Data {
+    type Output = Series;
+
+    fn index(&self, of: Plotted) -> &Series {
+        &self.series[of as usize]
+    }
 }
 
 impl Data {
@@ -71,7 +101,7 @@ impl Data {
         }
         let most = |series: &Series| series.iter().flatten().fold(f64::MIN, |most, &value| most.max(value));
         data.guests.sort_by(|a, b| most(&b.1).total_cmp(&most(&a.1)).then_with(|| a.0.cmp(&b.0)));
-        view::sort(&mut data.rows, Column::Profit, false);
+        view::sort(&mut data.rows, Column::of(PROFIT), false);
         if let (Some(first), Some(last)) = (first, &data.last) {
             data.stalls = since(&last.writer_stall, &first);
         }
@@ -80,23 +110,14 @@ impl Data {
 
     fn add(&mut self, moment: &Moment, guests: &mut HashMap<(i32, String), Series>) {
         self.times.push(moment.time);
-        let status = moment.status.as_ref();
-        let of = |value: fn(&Status) -> Option<f64>| status.and_then(value);
-        let bytes = |value: Option<u64>| value.map(|value| value as f64);
-        self.total.push(status.and_then(|status| bytes(status.metrics.memory_total_bytes)));
-        self.used.push(status.and_then(|status| bytes(used(status))));
-        self.saved.push(of(|status| Some(status.metrics.general_profit as f64)));
-        self.possible.push(of(|status| Some(possible(status) as f64)));
-        self.headroom.push(of(|status| Some(status.metrics.unmerge_headroom_bytes? as f64)));
-        self.cpu.push(of(|status| Some(status.governor.metrics.cpu_percent)));
-        self.cpu_limit.push(of(|status| Some(status.governor.metrics.max_cpu_percent).filter(|limit| *limit > 0.0)));
-        self.memory_pressure.push(of(|status| Some(100.0 * status.metrics.memory_pressure_ratio?)));
-        self.cpu_pressure.push(of(|status| Some(100.0 * status.metrics.cpu_pressure_ratio?)));
+        let values = PLOTTED.map(|of| moment.status.as_ref().and_then(of));
+        self.series.iter_mut().zip(values).for_each(|(series, value)| series.push(value));
         let points = self.times.len();
         for row in view::rows(moment, None) {
+            let profit = row.value(PROFIT);
             let series = guests.entry((row.pid, row.name)).or_default();
             series.resize(points - 1, None);
-            series.push(Some(row.profit as f64));
+            series.push(profit);
         }
         guests.values_mut().for_each(|series| series.resize(points, None));
     }

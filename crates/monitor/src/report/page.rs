@@ -1,19 +1,29 @@
 //! The page.
 
 use std::fmt::Write;
+use std::time::Duration;
 
-use control::DomainSharing;
+use control::units::{length, size};
+use control::{DomainSharing, Unit};
 
-use super::data::{Data, Series};
-use super::plot::{Line, Unit, bars, bytes, class, escape, legend, lines, matrix, split_bars, stacked};
+use super::data::{Data, Plotted, Series};
+use super::plot::{Line, bars, class, escape, legend, lines, matrix, split_bars, stacked};
 use crate::clock;
-use crate::moment::{bytes_of, total};
-use crate::view::{count, percent, size, size_signed, stall};
+use crate::moment::{PAGE, bytes_of, total};
+use crate::view::{Column, Row};
 
 /// Guests with an area of their own.
 const MOST_LAYERS: usize = 8;
 /// Contents in a list.
 const MOST_CONTENTS: usize = 16;
+/// States of pages in the bars, with their colours.
+const STATES: [(&str, &str); 5] = [
+    ("pages_merged", "c1"),
+    ("pages_zero", "c4"),
+    ("pages_recycled", "c0"),
+    ("pages_unshared", "c2"),
+    ("pages_volatile", "c3"),
+];
 /// Guests in a list.
 const MOST_ROWS: usize = 64;
 
@@ -56,7 +66,7 @@ fn head(out: &mut String, data: &Data, name: &str) {
         escape(name),
         clock::date(first),
         clock::date(last),
-        clock::length(last - first),
+        length(Duration::from_millis(last.saturating_sub(first).max(0) as u64)),
         data.moments
     );
     let mut note = |text: String| {
@@ -70,7 +80,7 @@ fn head(out: &mut String, data: &Data, name: &str) {
             data.damage.len()
         ));
     }
-    let away = data.saved.iter().filter(|saved| saved.is_none()).count();
+    let away = data[Plotted::Saved].iter().filter(|saved| saved.is_none()).count();
     if away > 0 {
         note(format!("No daemon answered at {} of the times that are shown.", away));
     }
@@ -82,21 +92,30 @@ fn head(out: &mut String, data: &Data, name: &str) {
     };
     let most = |series: &Series| series.iter().flatten().copied().reduce(f64::max);
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "?".into());
-    let limit = newest(&data.cpu_limit).map_or("no limit".into(), |limit| format!("limit {} %", percent(limit)));
+    let limit = newest(&data[Plotted::CpuLimit])
+        .map_or("no limit".into(), |limit| format!("limit {} %", Unit::Percent.short(limit)));
     let cards = [
         (
             "Saved",
-            or_unknown(newest(&data.saved).map(bytes)),
-            format!("at most {}", or_unknown(most(&data.saved).map(bytes))),
+            or_unknown(newest(&data[Plotted::Saved]).map(|bytes| size(bytes as i128))),
+            format!("at most {}", or_unknown(most(&data[Plotted::Saved]).map(|bytes| size(bytes as i128)))),
         ),
         (
             "Memory in use",
-            or_unknown(newest(&data.used).map(bytes)),
-            format!("of {}", or_unknown(newest(&data.total).map(bytes))),
+            or_unknown(newest(&data[Plotted::Used]).map(|bytes| size(bytes as i128))),
+            format!("of {}", or_unknown(newest(&data[Plotted::Total]).map(|bytes| size(bytes as i128)))),
         ),
-        ("Could be saved", or_unknown(newest(&data.possible).map(bytes)), "and is not yet".into()),
-        ("Headroom", or_unknown(newest(&data.headroom).map(bytes)), "if all shared pages were written".into()),
-        ("CPU", or_unknown(mean(&data.cpu).map(|cpu| format!("{} %", percent(cpu)))), limit),
+        (
+            "Could be saved",
+            or_unknown(newest(&data[Plotted::CouldBeSaved]).map(|bytes| size(bytes as i128))),
+            "and is not yet".into(),
+        ),
+        (
+            "Headroom",
+            or_unknown(newest(&data[Plotted::Headroom]).map(|bytes| size(bytes as i128))),
+            "if all shared pages were written".into(),
+        ),
+        ("CPU", or_unknown(mean(&data[Plotted::Cpu]).map(|cpu| format!("{} %", Unit::Percent.short(cpu)))), limit),
         (
             "Guests",
             status.clients().count().to_string(),
@@ -112,13 +131,14 @@ fn head(out: &mut String, data: &Data, name: &str) {
 }
 
 fn memory(out: &mut String, data: &Data) {
-    let without: Series = data.used.iter().zip(&data.saved).map(|(used, saved)| Some((*used)? + (*saved)?)).collect();
+    let without: Series =
+        data[Plotted::Used].iter().zip(&data[Plotted::Saved]).map(|(used, saved)| Some((*used)? + (*saved)?)).collect();
     let plotted = [
-        line("the host's memory", "c7 dash", &data.total),
+        line("the host's memory", "c7 dash", &data[Plotted::Total]),
         line("it would be without PageONE", "c3", &without),
-        line("in use", "c0", &data.used),
-        line("saved", "c1", &data.saved),
-        line("could be saved", "c2", &data.possible),
+        line("in use", "c0", &data[Plotted::Used]),
+        line("saved", "c1", &data[Plotted::Saved]),
+        line("could be saved", "c2", &data[Plotted::CouldBeSaved]),
     ];
     let body = legend(&plotted) + &lines("Memory over time", &data.times, &plotted, Unit::Bytes);
     section(out, "Memory over time", "What is saved is net: every cost of PageONE is taken off.", &body);
@@ -148,14 +168,15 @@ fn guests(out: &mut String, data: &Data) {
     let body = legend(&layers) + &stacked("Saving by guest over time", &data.times, &layers, Unit::Bytes);
     section(out, "Saving by guest", "Each guest's net saving, on top of each other.", &body);
 
-    let bar = |row: &crate::view::Row| {
-        let parts =
-            [("c1", row.shared), ("c4", row.zero), ("c0", row.recycled), ("c2", row.unshared), ("c3", row.volatile)];
-        (row.name.clone(), parts.map(|(class, bytes)| (class.to_owned(), bytes as f64)).to_vec())
+    let bar = |row: &Row| {
+        let part = |(metric, class): (&str, &str)| {
+            (class.to_owned(), row.value(metric).map_or(0.0, |pages| pages * PAGE as f64))
+        };
+        (row.name.clone(), STATES.map(part).to_vec())
     };
     let rows: Vec<_> = data.rows.iter().take(MOST_ROWS).map(bar).collect();
     let none = Vec::new();
-    let keys = [("shared", "c1"), ("zero", "c4"), ("recycled", "c0"), ("unique", "c2"), ("volatile", "c3")];
+    let keys = STATES.map(|(metric, class)| (metric.trim_start_matches("pages_"), class));
     let body = legend(&keys.map(|(name, class)| line(name, class, &none)))
         + &split_bars("Memory of the guests", &rows)
         + &table(data);
@@ -165,27 +186,24 @@ fn guests(out: &mut String, data: &Data) {
 }
 
 fn table(data: &Data) -> String {
-    let mut out = String::from(
-        "<table>\n<thead><tr><th>guest</th><th class=\"n\">process</th><th>domain</th><th class=\"n\">memory</th><th class=\"n\">shared</th><th class=\"n\">net profit</th>\
-         <th class=\"n\">written/s</th><th class=\"n\">mappings</th><th class=\"n\">longest stall</th><th>why not more</th></tr></thead>\n<tbody>\n",
-    );
+    let class = |column: Column| if column.is_text() { "" } else { " class=\"n\"" };
+    let mut out = String::from("<table>\n<thead><tr>");
+    for column in Column::all() {
+        let (class, title) = (class(column), escape(&column.title().to_lowercase()));
+        let _ = write!(out, "<th{class} title=\"{}\">{title}</th>", escape(column.meaning()));
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
     for row in data.rows.iter().take(MOST_ROWS) {
-        let why = if row.why == "-" { "nothing".into() } else { format!("{}: {}", row.why, row.sentence) };
-        let _ = writeln!(
-            out,
-            "<tr><td>{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
-             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{} %</td><td class=\"n\">{}</td><td>{}</td></tr>",
-            escape(&row.name),
-            row.pid,
-            escape(&row.domain),
-            size(row.memory),
-            size(row.shared),
-            size_signed(row.profit),
-            size(row.dirty as u64),
-            percent(100.0 * row.mappings_used()),
-            stall(row.stall),
-            escape(&why)
-        );
+        out.push_str("<tr>");
+        for column in Column::all() {
+            let text = match column {
+                Column::Why if row.why == "-" => "nothing".into(),
+                Column::Why => format!("{}: {}", row.why, row.sentence),
+                column => column.cell(row),
+            };
+            let _ = write!(out, "<td{}>{}</td>", class(column), escape(&text));
+        }
+        out.push_str("</tr>\n");
     }
     out + "</tbody>\n</table>\n"
 }
@@ -225,11 +243,11 @@ fn pairs(domain: &DomainSharing) -> String {
         let (a, b) = (&domain.clients[row], &domain.clients[column]);
         if row == column {
             let part = a.alone as f64 / a.frames.max(1) as f64;
-            return (part, format!("{}: {} with nobody else", a.name, bytes(bytes_of(a.alone) as f64)));
+            return (part, format!("{}: {} with nobody else", a.name, size(bytes_of(a.alone))));
         }
         let pages = pages[row * count + column];
         let part = pages as f64 / a.frames.min(b.frames).max(1) as f64;
-        (part, format!("{} and {}: {}", a.name, b.name, bytes(bytes_of(pages) as f64)))
+        (part, format!("{} and {}: {}", a.name, b.name, size(bytes_of(pages))))
     };
     matrix("Who shares with whom", &names, &cell)
 }
@@ -257,13 +275,15 @@ fn contents(domain: &DomainSharing) -> String {
 }
 
 fn costs(out: &mut String, data: &Data) {
-    let plotted = [line("limit", "c7 dash", &data.cpu_limit), line("daemon and agents", "c0", &data.cpu)];
+    let plotted =
+        [line("limit", "c7 dash", &data[Plotted::CpuLimit]), line("daemon and agents", "c0", &data[Plotted::Cpu])];
     let mut body = legend(&plotted) + &lines("CPU time", &data.times, &plotted, Unit::Percent);
     if let Some(status) = &data.last {
         let _ = write!(body, "<p>The governor's last decision: {}.</p>", escape(&status.governor.reason));
     }
     section(out, "CPU time", "In percent of one CPU, over the ten seconds before each moment.", &body);
-    let plotted = [line("memory", "c3", &data.memory_pressure), line("CPU", "c0", &data.cpu_pressure)];
+    let plotted =
+        [line("memory", "c3", &data[Plotted::MemoryPressure]), line("CPU", "c0", &data[Plotted::CpuPressure])];
     let body = legend(&plotted) + &lines("Pressure", &data.times, &plotted, Unit::Percent);
     section(out, "Pressure", "The share of time in which some task of the host waited.", &body);
     let of_all = data.stalls.count().max(1) as f64;
@@ -272,13 +292,16 @@ fn costs(out: &mut String, data: &Data) {
         .stalls
         .buckets()
         .map(|(bound, n)| {
-            let label =
-                if bound.is_finite() { format!("to {}", stall(bound)) } else { format!("over {}", stall(below)) };
+            let label = if bound.is_finite() {
+                format!("to {}", Unit::Seconds.short(bound))
+            } else {
+                format!("over {}", Unit::Seconds.short(below))
+            };
             below = bound;
             let share = if n == 0 {
                 "0".into()
             } else {
-                format!("{} ({} %)", count(n as f64), percent(100.0 * n as f64 / of_all))
+                format!("{} ({} %)", Unit::Count.short(n as f64), Unit::Percent.short(100.0 * n as f64 / of_all))
             };
             (label, n as f64, share)
         })

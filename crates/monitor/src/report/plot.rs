@@ -2,6 +2,9 @@
 
 use std::fmt::Write;
 
+use control::Unit;
+use control::units::size;
+
 use super::data::Series;
 use crate::clock;
 
@@ -44,43 +47,31 @@ pub(super) fn class(at: usize) -> String {
     format!("c{}", at % 9)
 }
 
-/// How values are written.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unit {
-    Bytes,
-    Percent,
+/// A value in a sentence: bytes or percent.
+fn text(unit: Unit, value: f64) -> String {
+    match unit {
+        Unit::Bytes => size(value as i128),
+        unit => format!("{} %", unit.short(value)),
+    }
 }
 
-impl Unit {
-    pub(super) fn text(self, value: f64) -> String {
-        match self {
-            Unit::Bytes => bytes(value),
-            Unit::Percent => format!("{} %", crate::view::percent(value)),
-        }
+/// A label on an axis whose labels are `step` apart.
+fn tick(unit: Unit, value: f64, step: f64) -> String {
+    if unit == Unit::Bytes {
+        return text(unit, value);
     }
+    let places = (-step.log10().floor()).clamp(0.0, 3.0) as usize;
+    format!("{value:.places$} %")
+}
 
-    /// A label on an axis whose labels are `step` apart.
-    fn tick(self, value: f64, step: f64) -> String {
-        match self {
-            Unit::Bytes => bytes(value),
-            Unit::Percent => {
-                let places = (-step.log10().floor()).clamp(0.0, 3.0) as usize;
-                format!("{value:.places$} %")
-            }
-        }
+/// Distance of the labels on the axis of values.
+fn step(unit: Unit, range: f64) -> f64 {
+    let about = (range / TICKS).max(1e-9);
+    if unit != Unit::Bytes {
+        return nice(about);
     }
-
-    /// Distance of the labels on the axis of values.
-    fn step(self, range: f64) -> f64 {
-        let about = (range / TICKS).max(1e-9);
-        match self {
-            Unit::Percent => nice(about),
-            Unit::Bytes => {
-                let unit = 1024f64.powf((about.max(1.0).ln() / 1024f64.ln()).floor());
-                nice(about / unit) * unit
-            }
-        }
-    }
+    let unit = 1024f64.powf((about.max(1.0).ln() / 1024f64.ln()).floor());
+    nice(about / unit) * unit
 }
 
 /// 1, 2 or 5 times a power of ten, not below this.
@@ -88,24 +79,6 @@ fn nice(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     let digit = [1.0, 2.0, 5.0].into_iter().find(|digit| digit * power >= value * 0.999);
     digit.map_or(10.0 * power, |digit| digit * power)
-}
-
-/// Bytes for a reader who has room: `1.5 GiB`.
-pub(super) fn bytes(value: f64) -> String {
-    let mut value = value;
-    let mut unit = 0;
-    while value.abs() >= 1023.5 && unit < 4 {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let places = if unit == 0 || value.abs() >= 99.95 || value == value.round() {
-        0
-    } else if value.abs() < 9.995 {
-        2
-    } else {
-        1
-    };
-    format!("{value:.places$} {}", ["B", "KiB", "MiB", "GiB", "TiB"][unit])
 }
 
 /// The axes of a plot over time.
@@ -123,7 +96,7 @@ impl Axes {
         // A little below 0, as while a domain is new, is not worth half of the plot.
         let low = if low > -0.02 * high { 0.0 } else { low };
         let high = high.max(if unit == Unit::Bytes { 4.0 } else { 0.5 });
-        let step = unit.step(high - low);
+        let step = step(unit, high - low);
         Self { first, span, low: (low / step).floor() * step, high: (high / step).ceil().max(1.0) * step }
     }
 
@@ -137,13 +110,13 @@ impl Axes {
     }
 
     fn draw(&self, out: &mut String, unit: Unit) {
-        let step = unit.step(self.high - self.low);
+        let step = step(unit, self.high - self.low);
         let mut value = self.low;
         while value <= self.high + step / 2.0 {
             let y = self.y(value);
             let _ =
                 write!(out, r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{y:.1}" y2="{y:.1}"/>"#, WIDTH - RIGHT);
-            let label = escape(&unit.tick(value, step));
+            let label = escape(&tick(unit, value, step));
             let _ = write!(out, r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{label}</text>"#, LEFT - 6.0, y + 4.0);
             value += step;
         }
@@ -184,7 +157,7 @@ pub(super) fn lines(name: &str, times: &[i64], lines: &[Line<'_>], unit: Unit) -
             }
             is_down = point.is_some();
         }
-        let last = line.points.iter().rev().flatten().next().map(|&value| unit.text(value)).unwrap_or_default();
+        let last = line.points.iter().rev().flatten().next().map(|&value| text(unit, value)).unwrap_or_default();
         let (class, title) = (&line.class, escape(&format!("{}: {last} at the end", line.name)));
         let _ = write!(out, r#"<path class="line {class}" d="{path}"><title>{title}</title></path>"#);
     }
@@ -208,7 +181,7 @@ pub(super) fn stacked(name: &str, times: &[i64], layers: &[Line<'_>], unit: Unit
         for (&time, &floor) in times.iter().zip(&floor).rev() {
             let _ = write!(path, "L{:.1} {:.1}", axes.x(time), axes.y(floor));
         }
-        let last = unit.text(value(layer.points, times.len().saturating_sub(1)));
+        let last = text(unit, value(layer.points, times.len().saturating_sub(1)));
         let (class, title) = (&layer.class, escape(&format!("{}: {last} at the end", layer.name)));
         let _ = write!(out, r#"<path class="area {class}" d="{path}Z"><title>{title}</title></path>"#);
         floor = top;
@@ -267,7 +240,7 @@ pub(super) fn split_bars(name: &str, rows: &[(String, Vec<(String, f64)>)]) -> S
         let mut x = NAME;
         for (class, value) in parts {
             let wide = value.max(0.0) / most * (WIDTH - NAME - 90.0);
-            let title = escape(&format!("{name}: {}", bytes(*value)));
+            let title = escape(&format!("{name}: {}", size(*value as i128)));
             let _ = write!(
                 out,
                 r#"<rect class="{class}" x="{x:.1}" y="{y:.1}" width="{wide:.1}" height="{:.1}"><title>{title}</title></rect>"#,
@@ -275,7 +248,8 @@ pub(super) fn split_bars(name: &str, rows: &[(String, Vec<(String, f64)>)]) -> S
             );
             x += wide;
         }
-        let _ = write!(out, r#"<text x="{:.1}" y="{:.1}">{}</text>"#, x + 6.0, y + 12.0, escape(&bytes(sum(parts))));
+        let _ =
+            write!(out, r#"<text x="{:.1}" y="{:.1}">{}</text>"#, x + 6.0, y + 12.0, escape(&size(sum(parts) as i128)));
     }
     out + "</svg>"
 }

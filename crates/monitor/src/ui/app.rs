@@ -28,18 +28,8 @@ pub(super) enum Prompt {
     Time(String, Option<String>),
 }
 
-/// What the screen shows.
-pub struct App {
-    pub(super) recording: Recording,
-    /// The file that is replayed; `None`: live.
-    pub(super) file: Option<String>,
-    pub(super) theme: Theme,
-    /// The time that is shown; `None`: the newest.
-    frozen: Option<i64>,
-    /// The moment that is shown: the last one at which a daemon answered.
-    pub(super) shown: Option<Moment>,
-    /// Why the moment asked for is not the one that is shown.
-    pub(super) away: Option<(i64, String)>,
+/// The guests.
+pub(super) struct Table {
     pub(super) rows: Vec<Row>,
     /// The guest that is looked at.
     pub(super) selected: Option<i32>,
@@ -52,11 +42,25 @@ pub struct App {
     /// Columns that are scrolled out at the left, and those beyond the right edge.
     pub(super) skipped: usize,
     pub(super) hidden: usize,
+}
+
+/// What the screen shows.
+pub struct App {
+    pub(super) recording: Recording,
+    /// The file that is replayed; `None`: live.
+    pub(super) file: Option<String>,
+    pub(super) theme: Theme,
+    /// The time that is shown; `None`: the newest.
+    frozen: Option<i64>,
+    /// The moment that is shown: the last one at which a daemon answered.
+    pub(super) shown: Option<Moment>,
+    /// Why the moment asked for is not the one that is shown.
+    pub(super) away: Option<(i64, String)>,
+    pub(super) table: Table,
     pub(super) span: Span,
-    pub(super) has_detail: bool,
+    /// Lines of the detail pane that are scrolled out; `None`: it is closed.
+    pub(super) detail: Option<usize>,
     pub(super) has_help: bool,
-    /// Lines of the detail pane that are scrolled out.
-    pub(super) scrolled: usize,
     pub(super) prompt: Option<Prompt>,
     /// The memory of guests, live: the last answers.
     pub(super) maps: HashMap<i32, Result<ClientMap, String>>,
@@ -84,19 +88,20 @@ impl App {
             frozen: None,
             shown: None,
             away: None,
-            rows: Vec::new(),
-            selected: None,
-            first: 0,
-            page: 1,
-            sort: Column::Profit,
-            reversed: false,
-            filter: String::new(),
-            skipped: 0,
-            hidden: 0,
+            table: Table {
+                rows: Vec::new(),
+                selected: None,
+                first: 0,
+                page: 1,
+                sort: Column::of("general_profit"),
+                reversed: false,
+                filter: String::new(),
+                skipped: 0,
+                hidden: 0,
+            },
             span: Span::default(),
-            has_detail: false,
+            detail: None,
             has_help: false,
-            scrolled: 0,
             prompt: None,
             maps: HashMap::new(),
             is_over: false,
@@ -110,7 +115,7 @@ impl App {
 
     /// The guest whose memory is looked at live.
     pub fn whose_memory(&self) -> Option<i32> {
-        self.selected.filter(|_| self.has_detail && self.file.is_none())
+        self.table.selected.filter(|_| self.detail.is_some() && self.file.is_none())
     }
 
     /// Whether the newest moment is shown.
@@ -178,14 +183,14 @@ impl App {
         };
         if moment.status.is_some() {
             self.away = None;
-            self.rows = view::rows(&moment, before.as_ref());
+            self.table.rows = view::rows(&moment, before.as_ref());
             self.shown = Some(moment);
         } else {
             let why = moment.away.unwrap_or_default();
             let since = self.away_since(at);
             self.away = Some((since, why));
             self.shown = self.last_known(at).or(before);
-            self.rows = self.shown.as_ref().map(|moment| view::rows(moment, None)).unwrap_or_default();
+            self.table.rows = self.shown.as_ref().map(|moment| view::rows(moment, None)).unwrap_or_default();
         }
         self.arrange();
     }
@@ -213,11 +218,11 @@ impl App {
 
     /// Sorts and keeps the selection.
     fn arrange(&mut self) {
-        view::sort(&mut self.rows, self.sort, self.reversed);
+        view::sort(&mut self.table.rows, self.table.sort, self.table.reversed);
         let is_there = |pid| self.visible().any(|row| row.pid == pid);
-        if !self.selected.is_some_and(is_there) {
+        if !self.table.selected.is_some_and(is_there) {
             let first = self.visible().next().map(|row| row.pid);
-            self.selected = first;
+            self.table.selected = first;
         }
     }
 
@@ -225,14 +230,14 @@ impl App {
     pub(super) fn visible(&self) -> impl Iterator<Item = &Row> {
         let filter = match &self.prompt {
             Some(Prompt::Filter(text)) => text,
-            _ => &self.filter,
+            _ => &self.table.filter,
         };
-        self.rows.iter().filter(move |row| row.matches(filter))
+        self.table.rows.iter().filter(move |row| row.matches(filter))
     }
 
     /// The row that is looked at, and its place.
     pub(super) fn looked_at(&self) -> Option<(usize, &Row)> {
-        self.visible().enumerate().find(|(_, row)| Some(row.pid) == self.selected)
+        self.visible().enumerate().find(|(_, row)| Some(row.pid) == self.table.selected)
     }
 
     /// Takes a key.
@@ -270,7 +275,7 @@ impl App {
 
     fn entered(&mut self) {
         match self.prompt.take() {
-            Some(Prompt::Filter(text)) => self.filter = text,
+            Some(Prompt::Filter(text)) => self.table.filter = text,
             Some(Prompt::Time(text, _)) if text.trim().is_empty() => {}
             Some(Prompt::Time(text, _)) => {
                 let (first, last) = self.ends();
@@ -287,23 +292,25 @@ impl App {
         match code {
             KeyCode::Char('q') | KeyCode::F(10) => self.is_over = true,
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.has_help = true,
-            KeyCode::Char('/' | '\\') | KeyCode::F(3 | 4) => self.prompt = Some(Prompt::Filter(self.filter.clone())),
+            KeyCode::Char('/' | '\\') | KeyCode::F(3 | 4) => {
+                self.prompt = Some(Prompt::Filter(self.table.filter.clone()))
+            }
             KeyCode::Enter | KeyCode::F(5) => self.toggle_detail(),
-            KeyCode::Esc if self.has_detail => self.toggle_detail(),
-            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Esc if self.detail.is_some() => self.toggle_detail(),
+            KeyCode::Esc => self.table.filter.clear(),
             KeyCode::Up => self.select(-1),
             KeyCode::Down => self.select(1),
-            KeyCode::PageUp => self.select(-(self.page as isize)),
-            KeyCode::PageDown => self.select(self.page as isize),
+            KeyCode::PageUp => self.select(-(self.table.page as isize)),
+            KeyCode::PageDown => self.select(self.table.page as isize),
             KeyCode::Home => self.select(isize::MIN / 2),
             KeyCode::End => self.select(isize::MAX / 2),
-            KeyCode::Left => self.skipped = self.skipped.saturating_sub(1),
-            KeyCode::Right if self.hidden > 0 => self.skipped += 1,
-            KeyCode::Char('[') => self.scrolled = self.scrolled.saturating_sub(1),
-            KeyCode::Char(']') => self.scrolled += 1,
-            KeyCode::Char('>' | '.' | 's') | KeyCode::F(6) => self.sort_by(self.sort.next(1), false),
-            KeyCode::Char('<' | ',') => self.sort_by(self.sort.next(-1), false),
-            KeyCode::Char('I' | 'S') => self.sort_by(self.sort, !self.reversed),
+            KeyCode::Left => self.table.skipped = self.table.skipped.saturating_sub(1),
+            KeyCode::Right if self.table.hidden > 0 => self.table.skipped += 1,
+            KeyCode::Char('[') => self.scroll(-1),
+            KeyCode::Char(']') => self.scroll(1),
+            KeyCode::Char('>' | '.' | 's') | KeyCode::F(6) => self.sort_by(self.table.sort.next(1), false),
+            KeyCode::Char('<' | ',') => self.sort_by(self.table.sort.next(-1), false),
+            KeyCode::Char('I' | 'S') => self.sort_by(self.table.sort, !self.table.reversed),
             KeyCode::Char('+' | '=') => self.span = self.span.change(1),
             KeyCode::Char('-') => self.span = self.span.change(-1),
             KeyCode::Char(' ' | 'Z') => self.freeze(),
@@ -322,11 +329,11 @@ impl App {
 
     fn sort_by_letter(&mut self, letter: char) {
         let column = match letter {
-            'M' => Column::Memory,
-            'P' => Column::Profit,
+            'M' => Column::of("region_bytes"),
+            'P' => Column::of("general_profit"),
+            'D' => Column::of("dirty_pages_per_second"),
+            'C' => Column::of("agent_cpu_seconds"),
             'N' => Column::Name,
-            'D' => Column::Dirty,
-            'C' => Column::Cpu,
             'W' => Column::Why,
             _ => return,
         };
@@ -334,12 +341,15 @@ impl App {
     }
 
     fn sort_by(&mut self, column: Column, reversed: bool) {
-        (self.sort, self.reversed) = (column, reversed);
+        (self.table.sort, self.table.reversed) = (column, reversed);
     }
 
     fn toggle_detail(&mut self) {
-        self.has_detail = !self.has_detail;
-        self.scrolled = 0;
+        self.detail = if self.detail.is_some() { None } else { Some(0) };
+    }
+
+    fn scroll(&mut self, step: isize) {
+        self.detail = self.detail.map(|lines| lines.saturating_add_signed(step));
     }
 
     fn freeze(&mut self) {
@@ -370,9 +380,9 @@ impl App {
 
     fn select(&mut self, step: isize) {
         let rows: Vec<i32> = self.visible().map(|row| row.pid).collect();
-        let at = rows.iter().position(|&pid| Some(pid) == self.selected).unwrap_or(0);
+        let at = rows.iter().position(|&pid| Some(pid) == self.table.selected).unwrap_or(0);
         let at = at.saturating_add_signed(step).min(rows.len().saturating_sub(1));
-        self.selected = rows.get(at).copied();
-        self.scrolled = 0;
+        self.table.selected = rows.get(at).copied();
+        self.detail = self.detail.map(|_| 0);
     }
 }

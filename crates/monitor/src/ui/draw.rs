@@ -12,6 +12,8 @@
 mod detail;
 mod help;
 
+use control::Unit;
+use control::units::{length, size};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
@@ -19,9 +21,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph, Sparkline, SparklineBar, Wrap};
 
 use crate::clock;
-use crate::recording::Summary;
+use crate::moment::Summary;
 use crate::ui::app::{App, Prompt};
-use crate::view::{Column, Host, Place, Row, graph, layout, percent, size, size_signed};
+use crate::view::{Column, Host, Place, Row, graph, layout};
 
 /// The least screen, in characters.
 const LEAST: (u16, u16) = (40, 12);
@@ -38,14 +40,14 @@ pub(super) fn draw(app: &mut App, frame: &mut Frame<'_>) {
     }
     let host = app.shown.as_ref().and_then(|moment| moment.status.as_ref()).map(Host::new);
     let is_tall = area.height >= TALL;
-    let graphs = match (is_tall, app.has_detail) {
+    let graphs = match (is_tall, app.detail.is_some()) {
         (true, _) => (area.height / 6).min(8),
         (false, false) => 4,
         (false, true) => 0,
     };
     let facts = host.as_ref().map_or_else(Vec::new, |host| facts(app, host, area.width as usize, graphs > 0));
     let facts_height = (facts.len() as u16).min(area.height / 3);
-    let detail = if app.has_detail { (area.height - 2 - graphs - facts_height) * 2 / 3 } else { 0 };
+    let detail = if app.detail.is_some() { (area.height - 2 - graphs - facts_height) * 2 / 3 } else { 0 };
     let areas = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(graphs),
@@ -108,7 +110,7 @@ fn draw_graphs(app: &App, host: Option<&Host>, frame: &mut Frame<'_>, area: Rect
     let graphs: [Graph; 3] = [
         ("Used", |summary| summary.used),
         ("Saved", |summary| summary.saved),
-        ("Could be saved", |summary| summary.possible),
+        ("Could be saved", |summary| summary.could_be_saved),
     ];
     let total = host.and_then(|host| host.memory).map(|(_, total)| total as f64);
     for (at, (area, (name, of))) in
@@ -118,15 +120,15 @@ fn draw_graphs(app: &App, host: Option<&Host>, frame: &mut Frame<'_>, area: Rect
         let most = points.iter().flatten().fold(0.0f64, |most, &value| most.max(value));
         let value = match at {
             0 => host.and_then(|host| host.memory).map(|(used, total)| format!("{} of {}", size(used), size(total))),
-            1 => host.map(|host| size_signed(host.saved)),
-            _ => host.map(|host| size(host.possible)),
+            1 => host.map(|host| size(host.saved)),
+            _ => host.map(|host| size(host.could_be_saved)),
         };
         let mut title = vec![
             Span::styled(format!("{name} "), app.theme.label()),
             Span::styled(value.unwrap_or_else(|| "?".into()), app.theme.strong()),
         ];
         let more = match at {
-            0 => format!("  last {}", clock::length(app.span.millis())),
+            0 => format!("  last {}", length(app.span.length())),
             _ if most > 0.0 => format!("  max {}", size(most as u64)),
             _ => String::new(),
         };
@@ -155,13 +157,17 @@ fn facts(app: &App, host: &Host, width: usize, has_graphs: bool) -> Vec<Line<'st
             label("Used"),
             Span::raw(format!("{memory}   ")),
             label("Saved"),
-            Span::raw(format!("{}   ", size_signed(host.saved))),
+            Span::raw(format!("{}   ", size(host.saved))),
             label("Could be saved"),
-            Span::raw(size(host.possible)),
+            Span::raw(size(host.could_be_saved)),
         ]));
     }
-    let limit = if host.cpu_limit > 0.0 { format!(" of {} %", percent(host.cpu_limit)) } else { ", no limit".into() };
-    let mut cpu = vec![label("CPU"), Span::raw(format!("{} %{limit} ", percent(host.cpu)))];
+    let limit = if host.cpu_limit > 0.0 {
+        format!(" of {} %", Unit::Percent.short(host.cpu_limit))
+    } else {
+        ", no limit".into()
+    };
+    let mut cpu = vec![label("CPU"), Span::raw(format!("{} %{limit} ", Unit::Percent.short(host.cpu)))];
     if host.cpu_limit > 0.0 {
         cpu.push(Span::raw(bar(host.cpu / host.cpu_limit, 10)));
         cpu.push(Span::raw(" "));
@@ -219,15 +225,16 @@ fn fit(text: &str, width: usize, to_left: bool) -> String {
 }
 
 fn draw_table(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
-    let (places, hidden) = layout(area.width as usize, app.skipped);
-    app.hidden = hidden;
-    app.page = (area.height as usize).saturating_sub(1).max(1);
+    let (places, hidden) = layout(area.width as usize, app.table.skipped);
+    app.table.hidden = hidden;
+    app.table.page = (area.height as usize).saturating_sub(1).max(1);
     let [head, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
     frame.render_widget(head_line(app, &places), head);
     let at = app.looked_at().map_or(0, |(at, _)| at);
     let count = app.visible().count();
-    app.first = app.first.clamp((at + 1).saturating_sub(app.page), at).min(count.saturating_sub(app.page));
-    let rows = app.visible().skip(app.first).take(app.page).map(|row| row_line(app, row, &places));
+    app.table.first =
+        app.table.first.clamp((at + 1).saturating_sub(app.table.page), at).min(count.saturating_sub(app.table.page));
+    let rows = app.visible().skip(app.table.first).take(app.table.page).map(|row| row_line(app, row, &places));
     let mut lines: Vec<Line<'_>> = rows.collect();
     if lines.is_empty() {
         lines.push(Line::styled(nothing(app), app.theme.dim()));
@@ -237,18 +244,18 @@ fn draw_table(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
 
 /// Why there is no row.
 fn nothing(app: &App) -> String {
-    match (&app.shown, app.rows.is_empty()) {
+    match (&app.shown, app.table.rows.is_empty()) {
         (None, _) => String::new(),
         (Some(_), true) => "no guest yet: start one with `pageone run -- PROGRAM`, or `pageone attach PID`".into(),
-        (Some(_), false) => format!("no guest matches '{}': Esc shows all", app.filter),
+        (Some(_), false) => format!("no guest matches '{}': Esc shows all", app.table.filter),
     }
 }
 
 fn head_line(app: &App, places: &[Place]) -> Line<'static> {
     let theme = app.theme;
     let cells = places.iter().enumerate().flat_map(|(at, place)| {
-        let is_sorted = place.column == app.sort;
-        let mark = if is_sorted && app.reversed {
+        let is_sorted = place.column == app.table.sort;
+        let mark = if is_sorted && app.table.reversed {
             "▲"
         } else if is_sorted {
             "▼"
@@ -257,13 +264,13 @@ fn head_line(app: &App, places: &[Place]) -> Line<'static> {
         };
         let is_last = at + 1 == places.len();
         let title = place.column.title();
-        let text = if is_last { format!("{title}{mark}") } else { title.into() };
+        let text = if is_last { format!("{title}{mark}") } else { title };
         // The mark stands in the gap behind its column, where it takes no room.
         let gap = match at {
             _ if is_last => "",
             _ if is_sorted => mark,
-            0 if app.skipped > 0 => "‹",
-            at if at + 2 == places.len() && app.hidden > 0 => "›",
+            0 if app.table.skipped > 0 => "‹",
+            at if at + 2 == places.len() && app.table.hidden > 0 => "›",
             _ => " ",
         };
         let style = if is_sorted { theme.sorted() } else { theme.head() };
@@ -277,9 +284,9 @@ fn head_line(app: &App, places: &[Place]) -> Line<'static> {
 
 fn row_line(app: &App, row: &Row, places: &[Place]) -> Line<'static> {
     let theme = app.theme;
-    let is_selected = Some(row.pid) == app.selected;
+    let is_selected = Some(row.pid) == app.table.selected;
     let cells = places.iter().enumerate().flat_map(|(at, place)| {
-        let mut text = place.column.cell(row, place.width);
+        let mut text = place.column.cell(row);
         // Where there is room the sentence follows the word.
         if place.column == Column::Why && place.width > 30 && row.why != "-" {
             text = format!("{text}: {}", row.sentence);
@@ -287,7 +294,7 @@ fn row_line(app: &App, row: &Row, places: &[Place]) -> Line<'static> {
         let style = match place.column {
             _ if is_selected => Style::new(),
             Column::Name => theme.strong(),
-            Column::Profit if row.profit < 0 => theme.negative(),
+            column if column.number(row).is_some_and(|number| number < 0.0) => theme.negative(),
             Column::Why if row.why != "-" => theme.why(),
             _ => Style::new(),
         };
@@ -315,9 +322,9 @@ fn keys(app: &App) -> Line<'static> {
     }
     let (key, what) = theme.key();
     let mut parts = Vec::new();
-    if !app.filter.is_empty() {
+    if !app.table.filter.is_empty() {
         // First: on a narrow screen the last keys are cut off.
-        parts.push(Span::styled(format!("filter: {}", app.filter), theme.warning()));
+        parts.push(Span::styled(format!("filter: {}", app.table.filter), theme.warning()));
         parts.push(Span::raw(" "));
     }
     let words: [(&str, &str); 8] = [

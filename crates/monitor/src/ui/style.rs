@@ -142,10 +142,10 @@ impl State {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            State::Merged => "shared",
+            State::Merged => "merged",
             State::Zero => "zero",
             State::Recycled => "recycled",
-            State::Unshared => "unique",
+            State::Unshared => "unshared",
             State::Volatile => "volatile",
             State::Other => "other",
         }

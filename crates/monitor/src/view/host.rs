@@ -1,13 +1,14 @@
 //! The host's block: figures, and graphs over time.
 
-use control::Status;
+use std::time::Duration;
+
+use control::units::{length, size};
+use control::{Status, Unit};
 
 use crate::Recording;
-use crate::clock;
-use crate::moment::{bytes_of, possible, total, used};
-use crate::recording::Summary;
+use crate::moment::{Summary, bytes_of, could_be_saved, total, used};
 
-use super::units::{percent, rate, size, size_signed};
+use super::rows::printable;
 
 /// The host.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,7 +18,7 @@ pub struct Host {
     /// Bytes saved less every cost.
     pub saved: i64,
     /// Bytes that could be saved beside those.
-    pub possible: u64,
+    pub could_be_saved: u64,
     /// CPU time over the last seconds, in percent.
     pub cpu: f64,
     /// Its limit in percent; 0: none.
@@ -48,7 +49,7 @@ impl Host {
         Host {
             memory,
             saved: metrics.general_profit,
-            possible: possible(status),
+            could_be_saved: could_be_saved(status),
             cpu: governor.metrics.cpu_percent,
             cpu_limit: governor.metrics.max_cpu_percent,
             pressure: pressure(status),
@@ -59,7 +60,7 @@ impl Host {
                 slots(|domain| domain.slots_quarantined),
                 slots(|domain| domain.pages_pinned)
             ),
-            governor: format!("{}: {}", governor.mode, super::printable(&governor.reason)),
+            governor: format!("{}: {}", governor.mode, printable(&governor.reason)),
             warnings: warnings(status),
             guests: format!("{}, {}", plural(clients, "guest"), plural(status.domains.len(), "domain")),
         }
@@ -68,15 +69,19 @@ impl Host {
 
 fn pressure(status: &Status) -> String {
     let metrics = &status.metrics;
-    let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "?".into(), |ratio| format!("{} %", percent(100.0 * ratio)));
+    let ratio =
+        |ratio: Option<f64>| ratio.map_or_else(|| "?".into(), |ratio| format!("{} %", Unit::Ratio.short(ratio)));
     let mut text =
         format!("memory {}, CPU {}", ratio(metrics.memory_pressure_ratio), ratio(metrics.cpu_pressure_ratio));
     if let Some(left) = metrics.unmerge_headroom_bytes {
-        text.push_str(&format!("   Headroom {}", size_signed(left)));
+        text.push_str(&format!("   Headroom {}", size(left)));
     }
-    if let Some(seconds) = metrics.unmerge_headroom_seconds.filter(|seconds| *seconds < 86_400.0) {
-        let rate = rate(metrics.unmerge_bytes_per_second);
-        text.push_str(&format!(", {} at {rate}/s", clock::length((seconds * 1000.0) as i64)));
+    if let Some(seconds) = metrics.unmerge_headroom_seconds {
+        let rate = size(metrics.unmerge_bytes_per_second as u64);
+        text.push_str(&format!(
+            ", {} at {rate}/s",
+            length(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+        ));
     }
     text
 }
@@ -92,7 +97,7 @@ fn warnings(status: &Status) -> Vec<String> {
     let refused =
         |refused: &control::RefusedStatus| format!("refused {} {}: {}", refused.name, refused.pid, refused.reason);
     warnings.extend(status.refused.iter().map(refused));
-    warnings.iter().map(|text| super::printable(text)).collect()
+    warnings.iter().map(|text| printable(text)).collect()
 }
 
 /// Over how long a graph goes.
@@ -106,11 +111,11 @@ impl Default for Span {
 }
 
 impl Span {
-    const MINUTES: [i64; 6] = [1, 5, 15, 60, 360, 1440];
+    const MINUTES: [u64; 6] = [1, 5, 15, 60, 360, 1440];
 
-    /// In milliseconds.
-    pub fn millis(self) -> i64 {
-        Self::MINUTES[self.0] * 60_000
+    /// How long that is.
+    pub fn length(self) -> Duration {
+        Duration::from_secs(60 * Self::MINUTES[self.0])
     }
 
     /// A longer (1) or shorter (-1) one, if there is one.
@@ -122,7 +127,8 @@ impl Span {
 /// A graph of `width` columns that ends at `end`: the mean of each column's moments. `None`: there
 /// is nothing to show, as while the daemon was away.
 pub fn graph(recording: &Recording, end: i64, span: Span, width: usize, of: fn(&Summary) -> f64) -> Vec<Option<f64>> {
-    let start = end - span.millis();
+    let span = span.length().as_millis() as i64;
+    let start = end - span;
     let width = width.max(1);
     let mut sums = vec![(0.0, 0u32); width];
     let mut away = vec![false; width];
@@ -132,7 +138,7 @@ pub fn graph(recording: &Recording, end: i64, span: Span, width: usize, of: fn(&
         if time > end {
             break;
         }
-        let column = ((time - start).max(0) as usize * width / (span.millis() as usize + 1)).min(width - 1);
+        let column = ((time - start).max(0) as usize * width / (span as usize + 1)).min(width - 1);
         let value = of(summary);
         if time >= start && value.is_finite() {
             sums[column].0 += value;
@@ -151,7 +157,7 @@ pub fn graph(recording: &Recording, end: i64, span: Span, width: usize, of: fn(&
         } else if away[column] {
             last = None;
         }
-        let over = start + span.millis() * (column as i64 + 1) / width as i64;
+        let over = start + span * (column as i64 + 1) / width as i64;
         out.push(last.filter(|_| over >= begins));
     }
     out

@@ -1,7 +1,8 @@
-use control::{DomainStatus, Status, Why};
+use control::{ClientStatus, DomainStatus, Status, Why};
 
 use super::*;
 use crate::Recording;
+use crate::moment::Moment;
 
 fn client(pid: i32, name: &str, faults: u64) -> ClientStatus {
     let mut client = ClientStatus { pid, name: name.into(), ..ClientStatus::default() };
@@ -30,31 +31,34 @@ fn a_row_has_the_managers_name_and_rates_since_the_moment_before() {
     named.why = Some(Why { code: control::Reason::Pinned, text: "its memory is locked".into() });
     let now = moment(12_000, vec![named, client(2, "new", 5)]);
     let rows = rows(&now, Some(&before));
-    assert_eq!((rows[0].name.as_str(), rows[0].faults, rows[0].cpu), ("web-1", Some(100.0), Some(10.0)));
-    assert_eq!((rows[0].shared, rows[0].why.as_str(), rows[0].domain.as_str()), (1 << 20, "pinned", "uid-0"));
-    assert_eq!((rows[1].name.as_str(), rows[1].faults, rows[1].why.as_str()), ("new", None, "-"));
+    let values = |row: &Row| ["faults_total", "pages_merged"].map(|name| row.value(name));
+    assert_eq!((rows[0].name.as_str(), values(&rows[0])), ("web-1", [Some(100.0), Some(256.0)]));
+    assert_eq!((rows[0].why.as_str(), rows[0].domain.as_str()), ("pinned", "uid-0"));
+    let cells =
+        ["faults_total", "agent_cpu_seconds", "pages_merged", "mappings"].map(|name| Column::of(name).cell(&rows[0]));
+    assert_eq!(cells, ["100", "10", "1.00M", "6.55k"]);
+    assert_eq!((rows[1].name.as_str(), values(&rows[1])[0], rows[1].why.as_str()), ("new", None, "-"));
     // A process number that was used again.
     let fewer = super::rows(&moment(14_000, vec![client(1, "other", 2)]), Some(&now));
-    assert_eq!(fewer[0].faults, None);
+    assert_eq!(fewer[0].value("faults_total"), None);
 }
 
 #[test]
 fn rows_are_sorted_and_filtered() {
-    let row = |name: &str, pid, memory, faults| Row {
-        name: name.into(),
-        pid,
-        memory,
-        faults,
-        why: "-".into(),
-        ..Row::default()
+    let row = |name: &str, pid, memory: u64, faults: Option<f64>| {
+        let mut values = vec![None; control::columns().count()];
+        for (metric, value) in [("region_bytes", Some(memory as f64)), ("faults_total", faults)] {
+            values[control::columns().position(|column| column.name == metric).unwrap()] = value;
+        }
+        Row { name: name.into(), pid, values, why: "-".into(), ..Row::default() }
     };
     let mut rows = [row("b", 1, 5, None), row("a", 2, 9, Some(1.0)), row("c", 3, 5, Some(2.0))];
     let names = |rows: &[Row]| rows.iter().map(|row| row.name.as_str()).collect::<String>();
     for (column, reversed, expected) in [
-        (Column::Memory, false, "abc"),
-        (Column::Memory, true, "cba"),
+        (Column::of("region_bytes"), false, "abc"),
+        (Column::of("region_bytes"), true, "cba"),
         (Column::Name, false, "abc"),
-        (Column::Faults, false, "cab"),
+        (Column::of("faults_total"), false, "cab"),
         (Column::Pid, false, "bac"),
     ] {
         sort(&mut rows, column, reversed);
@@ -67,46 +71,42 @@ fn rows_are_sorted_and_filtered() {
 fn a_screen_has_the_columns_that_fit_and_the_others_are_scrolled_to() {
     for screen in [60, 80, 100, 160, 300] {
         let mut seen = Vec::new();
-        for skipped in 0..Column::ALL.len() {
+        for skipped in 0..Column::all().count() {
             let (places, hidden) = layout(screen, skipped);
             let width: usize = places.iter().map(|place| place.width + 1).sum::<usize>() - 1;
             assert_eq!(width, screen, "{places:?}");
             assert_eq!((places[0].column, places.last().unwrap().column), (Column::Name, Column::Why));
-            assert!(hidden < Column::ALL.len());
+            assert!(hidden < Column::all().count());
             seen.extend(places.iter().map(|place| place.column));
         }
-        assert!(Column::ALL.iter().all(|column| seen.contains(column)), "{screen}");
+        assert!(Column::all().all(|column| seen.contains(&column)), "{screen}");
     }
     let (places, hidden) = layout(80, 0);
-    assert_eq!(places.len(), 10, "{places:?}");
-    assert_eq!(hidden, 7);
+    assert_eq!(places.len(), 9, "{places:?}");
+    assert_eq!(hidden, 10);
     assert_eq!(layout(160, 0).1, 0);
     assert!(layout(10, 0).0.len() == 2, "no room for more");
 }
 
 #[test]
 fn cells_are_no_wider_than_their_column() {
-    let row = Row {
-        memory: u64::MAX >> 10,
-        shared: 999 << 40,
-        dirty: 1e12,
-        profit: -(999 << 30),
-        mappings: 65_530,
-        mappings_limit: 1_048_576,
-        faults: Some(123_456.0),
-        stall: 0.123_456,
-        cpu: Some(101.4),
-        pid: 4_194_304,
-        ..Row::default()
-    };
+    let mut large = client(4_194_304, "a", 0);
+    let metrics = &mut large.metrics;
+    (metrics.region_bytes, metrics.pages_merged) = (u64::MAX >> 10, 999 << 28);
+    (metrics.general_profit, metrics.dirty_pages_per_second) = (-(999 << 30), 1e12);
+    (metrics.mappings_limit, metrics.window_max_us) = (1_048_576, 123_456);
+    let before = moment(0, vec![client(4_194_304, "a", 0)]);
+    (metrics.faults_total, metrics.agent_cpu_seconds) = (123_456, 1.014);
+    let row = &rows(&moment(1000, vec![large]), Some(&before))[0];
     for screen in [80, 160] {
         for place in layout(300, 0).0.iter().filter(|place| !place.column.is_text()) {
-            let width = place.column.width(screen);
-            let cell = place.column.cell(&row, width);
-            let room = if place.column == Column::Maps { width.max(13) } else { width };
-            assert!(cell.chars().count() <= room, "{:?} {cell}", place.column);
+            let (width, cell) = (place.column.width(screen), place.column.cell(row));
+            assert!(cell.chars().count() <= width && cell != "-", "{:?} {cell}", place.column);
             assert!(place.column.title().len() <= width, "{:?}", place.column);
         }
+    }
+    for name in ["region_bytes", "general_profit", "dirty_pages_per_second", "agent_cpu_seconds"] {
+        assert!(matches!(Column::of(name), Column::Metric(_)), "rows are sorted by {name}");
     }
 }
 
@@ -121,7 +121,7 @@ fn the_host_says_what_is_wrong() {
     status.domains[0].paused = Some("no room".into());
     let host = Host::new(status);
     assert_eq!(host.memory, Some((6 << 30, 8 << 30)));
-    assert_eq!(host.pressure, "memory 3.4 %, CPU ?   Headroom -1.00G, 10 min at 1.00M/s");
+    assert_eq!(host.pressure, "memory 3.4 %, CPU ?   Headroom -1 GiB, 10 min at 1 MiB/s");
     assert_eq!(host.guests, "1 guest, 1 domain");
     assert_eq!(host.warnings.len(), 2, "{:?}", host.warnings);
     assert!(host.warnings[0].contains("domain uid-0 paused: no room"));

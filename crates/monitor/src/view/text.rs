@@ -2,14 +2,17 @@
 
 use std::fmt::Write;
 
-use super::columns::layout;
-use super::units::{percent, size, size_signed};
-use super::{Column, Host, Row, rows, sort};
+use control::Unit;
+use control::units::size;
+
+use super::columns::{Column, layout, sort};
+use super::host::Host;
+use super::rows::{Row, rows};
 use crate::clock;
 use crate::moment::Moment;
 
 /// Wide enough for every column.
-const WIDTH: usize = 170;
+const WIDTH: usize = 200;
 
 /// The host, and a line for each guest, those with the most profit first. `before`: an earlier
 /// moment, for rates.
@@ -21,14 +24,15 @@ pub fn text(moment: &Moment, before: Option<&Moment>) -> String {
     };
     let host = Host::new(status);
     let memory = host.memory.map_or_else(|| "?".into(), |(used, total)| format!("{} of {}", size(used), size(total)));
-    let limit = if host.cpu_limit > 0.0 { format!(" of {} %", percent(host.cpu_limit)) } else { String::new() };
+    let limit =
+        if host.cpu_limit > 0.0 { format!(" of {} %", Unit::Percent.short(host.cpu_limit)) } else { String::new() };
     let _ = writeln!(
         out,
         "{}\nUsed {memory}   Saved {}   Could be saved {}   CPU {} %{limit}   Pressure {}\nStore {}\nGovernor {}",
         host.guests,
-        size_signed(host.saved),
-        size(host.possible),
-        percent(host.cpu),
+        size(host.saved),
+        size(host.could_be_saved),
+        Unit::Percent.short(host.cpu),
         host.pressure,
         host.store,
         host.governor
@@ -37,12 +41,12 @@ pub fn text(moment: &Moment, before: Option<&Moment>) -> String {
         let _ = writeln!(out, "! {warning}");
     }
     let mut rows = rows(moment, before);
-    sort(&mut rows, Column::Profit, false);
+    sort(&mut rows, Column::of("general_profit"), false);
     let (places, _) = layout(WIDTH, 0);
-    let mut line = |cell: &dyn Fn(Column, usize) -> String| {
+    let mut line = |cell: &dyn Fn(Column) -> String| {
         let mut line = String::new();
         for place in &places {
-            let text = cell(place.column, place.width);
+            let text = cell(place.column);
             match place.column {
                 Column::Why => line.push_str(&text),
                 column if column.is_text() => {
@@ -55,16 +59,16 @@ pub fn text(moment: &Moment, before: Option<&Moment>) -> String {
         }
         let _ = writeln!(out, "{}", line.trim_end());
     };
-    line(&|column, _| column.title().into());
+    line(&Column::title);
     for row in &rows {
-        line(&|column, width| cell(row, column, width));
+        line(&|column| cell(row, column));
     }
     out
 }
 
-fn cell(row: &Row, column: Column, width: usize) -> String {
+fn cell(row: &Row, column: Column) -> String {
     match column {
         Column::Why if row.why != "-" => format!("{}: {}", row.why, row.sentence),
-        column => column.cell(row, width),
+        column => column.cell(row),
     }
 }

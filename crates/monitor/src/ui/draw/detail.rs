@@ -1,6 +1,7 @@
 //! The guest that is looked at: what keeps it from being merged, and where its memory is.
 
-use control::{Cell, ClientMap, ClientStatus};
+use control::units::size;
+use control::{Cell, ClientMap, ClientStatus, Kind, Metric, Unit};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
@@ -10,12 +11,23 @@ use super::{fit, wrap};
 use crate::moment::{PAGE, bytes_of, sum};
 use crate::ui::app::App;
 use crate::ui::style::{State, Theme};
-use crate::view::{Row, count, printable, rate, size, size_signed, stall};
+use crate::view::{Row, printable};
 
 /// From this width on the map stands beside the text.
 const WIDE: u16 = 120;
+/// Metrics of a client in lines: memory at present, what was counted, what else there is.
+type Group = (&'static str, fn(&Metric) -> bool);
+const GROUPS: [Group; 3] = [
+    ("Memory", |metric| metric.kind == Kind::Gauge && is_memory(metric)),
+    ("So far", |metric| metric.kind == Kind::Counter),
+    ("Now", |metric| metric.kind == Kind::Gauge && !is_memory(metric)),
+];
 /// Hot ranges that are listed.
 const HOTTEST: usize = 4;
+
+fn is_memory(metric: &Metric) -> bool {
+    matches!(metric.unit, Unit::Pages | Unit::Bytes)
+}
 
 pub(super) fn draw(app: &App, frame: &mut Frame<'_>, area: Rect) {
     let Some((_, row)) = app.looked_at() else { return };
@@ -33,7 +45,7 @@ pub(super) fn draw(app: &App, frame: &mut Frame<'_>, area: Rect) {
         (text, map)
     };
     let lines: Vec<_> = text_lines(app.theme, row, client, text.width as usize);
-    let skip = app.scrolled.min(lines.len().saturating_sub(1));
+    let skip = app.detail.unwrap_or(0).min(lines.len().saturating_sub(1));
     frame.render_widget(Paragraph::new(lines.into_iter().skip(skip).collect::<Vec<_>>()), text);
     let lines = match find(app, row.pid) {
         Ok(found) => map_lines(app.theme, &found, map.width as usize, map.height as usize),
@@ -73,52 +85,22 @@ fn text_lines(theme: Theme, row: &Row, client: Option<&ClientStatus>, width: usi
                 say(label, &printable(&text));
             }
         }
-        let metrics = &client.metrics;
-        let pages = |pages: u64| size(bytes_of(pages));
-        say(
-            "Memory",
-            &format!(
-                "{} in {} region(s) · shared {} · zero {} · recycled {} · unique {} · volatile {} · pending {} · kept huge {}",
-                size(row.memory),
-                metrics.regions,
-                size(row.shared),
-                size(row.zero),
-                size(row.recycled),
-                size(row.unshared),
-                size(row.volatile),
-                pages(metrics.pages_pending),
-                pages(metrics.pages_kept_huge)
-            ),
-        );
-        say(
-            "So far",
-            &format!(
-                "copied {} · differed {} · unreadable {} · retained {} · {} scans · faults {}",
-                pages(metrics.pages_copied_total),
-                pages(metrics.pages_differed_total),
-                pages(metrics.pages_unreadable_total),
-                pages(metrics.pages_retained_total),
-                metrics.full_scans,
-                count(metrics.faults_total as f64)
-            ),
-        );
+        for (label, is_in) in GROUPS {
+            let mut parts = Vec::new();
+            client.metrics.for_each_metric(&mut |metric, value| {
+                if is_in(metric) {
+                    parts.push(format!("{} {}", metric.words(), metric.unit.short(value.real())));
+                }
+            });
+            say(label, &parts.join(" · "));
+        }
         let within = |part| match client.writer_stall.quantile(part) {
-            Some(bound) if bound.is_finite() => format!("within {}", stall(bound)),
+            Some(bound) if bound.is_finite() => format!("within {}", Unit::Seconds.short(bound)),
             Some(_) => "over 1s".into(),
             None => "-".into(),
         };
-        say("Stalls", &format!("longest {} · half {} · 99 of 100 {}", stall(row.stall), within(0.5), within(0.99)));
+        say("Stalls", &format!("half {} · 99 of 100 {}", within(0.5), within(0.99)));
     }
-    say(
-        "Now",
-        &format!(
-            "profit {} · writes {}/s · mappings {} of {}",
-            size_signed(row.profit),
-            rate(row.dirty),
-            row.mappings,
-            row.mappings_limit
-        ),
-    );
     lines
 }
 
@@ -130,18 +112,10 @@ fn remarks(client: &ClientStatus) -> Vec<(&'static str, String)> {
     let rule = if client.rule.is_empty() { String::new() } else { format!(" · domain by {}", client.rule) };
     let who = format!("{} · user {} · {manager}{guest}{rule} · {}", client.name, client.uid, client.state);
     remarks.push(("Who", who));
-    let mut remark = |label, text: &Option<String>| remarks.extend(text.clone().map(|text| (label, text)));
-    remark("Not merged", &client.refused);
-    remark("In part", &client.limited);
-    remark(
-        "Cools down",
-        &client.cooling.as_ref().map(|over| format!("pages wait after a write: direct I/O over {over}")),
-    );
-    remark("Not known", &client.unknown);
-    remark("Its agent", &client.outdated);
+    remarks.extend(client.remarks.told().map(|(about, text)| (about, text.to_owned())));
     if let Some(recycling) = &client.recycling {
         let why = recycling.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-        remark("Free pages", &Some(format!("{}{why}", recycling.state)));
+        remarks.push(("free pages", format!("{}{why}", recycling.state)));
     }
     remarks
 }

@@ -40,7 +40,7 @@ pub(super) fn draw(theme: Theme, frame: &mut Frame<'_>, area: Rect) {
     let lines: Vec<_> = KEYS.iter().map(|(key, does)| line(key, 13, does)).collect();
     frame.render_widget(Paragraph::new(lines), keys);
     // On a narrow screen the title of the last column would leave no room for its meaning.
-    let title = |column: Column| column.title().split(' ').next().unwrap_or_default();
-    let lines: Vec<_> = Column::ALL.iter().map(|&column| line(title(column), 7, column.meaning())).collect();
+    let title = |column: Column| column.title().split(' ').next().unwrap_or_default().to_owned();
+    let lines: Vec<_> = Column::all().map(|column| line(&title(column), 8, column.meaning())).collect();
     frame.render_widget(Paragraph::new(lines), columns);
 }

@@ -114,7 +114,7 @@ impl<'a> Facts<'a> {
     /// Whether the daemon merges it now, so that nothing it needs can be denied.
     fn merges(&self) -> bool {
         self.client.is_some_and(|(_, client)| {
-            client.state == ClientState::Merging && client.refused.is_none() && client.metrics.regions > 0
+            client.state == ClientState::Merging && client.remarks.refused.is_none() && client.metrics.regions > 0
         })
     }
 
@@ -252,7 +252,7 @@ impl<'a> Facts<'a> {
 fn of_client(client: &ClientStatus) -> Check {
     let (name, metrics) = ("merging", &client.metrics);
     let mib = |pages: u64| (pages * kmem::PAGE_SIZE as u64) >> 20;
-    if let Some(why) = &client.refused {
+    if let Some(why) = &client.remarks.refused {
         return Check::blocks(name, format!("nothing of it is merged: {why}"), "as it says");
     }
     let found = format!(
@@ -266,7 +266,7 @@ fn of_client(client: &ClientStatus) -> Check {
         ClientState::Merging if metrics.regions == 0 => {
             Check::note(name, "connected, and it has marked no memory", "QEMU marks its memory unless mem-merge=off")
         }
-        ClientState::Merging => match &client.limited {
+        ClientState::Merging => match &client.remarks.limited {
             Some(why) => Check::note(name, found, format!("merged in part: {why}")),
             None => Check::ok(name, found),
         },

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use anyhow::{Context, Result};
+use control::units::size;
 use kmem::ksm::{Ksm, Ksmd, ProcessStat, Snapshot, process_stat};
 use serde::Serialize;
 
@@ -92,7 +93,7 @@ impl Report {
         line(&mut out, "settings", self.settings.iter().map(|(n, v)| (n.to_string(), v.clone())).collect());
         line(&mut out, "statistics", pairs(&self.statistics));
         line(&mut out, "since boot", self.vmstat.iter().map(|(n, v)| (n.clone(), v.to_string())).collect());
-        let _ = writeln!(out, "net profit: {:.1} MiB", mib(self.net_profit_bytes));
+        let _ = writeln!(out, "net profit: {}", size(self.net_profit_bytes));
         if let Some(ksmd) = &self.ksmd {
             let _ = writeln!(out, "ksmd: process {}, {:.2} s of CPU time", ksmd.pid, ksmd.cpu_seconds);
         }
@@ -100,7 +101,7 @@ impl Report {
             let _ = writeln!(
                 out,
                 "\n{:>8} {:<20} {:>10} {:>10} {:>10} {:>12}  mergeable",
-                "PID", "program", "known", "merged", "zero", "profit MiB"
+                "PID", "program", "known", "merged", "zero", "profit"
             );
         }
         for process in &self.processes {
@@ -112,13 +113,13 @@ impl Report {
             };
             let _ = writeln!(
                 out,
-                "{:>8} {:<20.20} {:>10} {:>10} {:>10} {:>12.1}  {how}",
+                "{:>8} {:<20.20} {:>10} {:>10} {:>10} {:>12}  {how}",
                 process.pid,
                 process.name,
                 process.rmap_items,
                 process.merging_pages,
                 process.zero_pages,
-                mib(process.profit_bytes)
+                size(process.profit_bytes)
             );
         }
         if self.processes_not_readable > 0 {
@@ -126,10 +127,6 @@ impl Report {
         }
         out
     }
-}
-
-fn mib(bytes: i64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 /// KSM's counters in `/proc/vmstat`: copies of merged pages, copies at swap-in.
@@ -222,7 +219,7 @@ mod tests {
             ..Report::default()
         };
         let text = report.text();
-        for part in ["pages_shared 3", "net profit: -1.0 MiB", "42 qemu", "3.0  all", "2 processes"] {
+        for part in ["pages_shared 3", "net profit: -1 MiB", "42 qemu", "3 MiB  all", "2 processes"] {
             assert!(text.contains(part), "{part} in {text}");
         }
     }

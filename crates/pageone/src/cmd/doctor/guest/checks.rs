@@ -60,7 +60,7 @@ impl Facts<'_> {
         // A mount's domain is its own: there is no rule.
         let rule = if client.rule.is_empty() { String::new() } else { format!(" ({})", client.rule) };
         let found = format!("{}{rule}; {with}", domain.name);
-        Some(match (&domain.paused, &client.unknown) {
+        Some(match (&domain.paused, &client.remarks.unknown) {
             (Some(why), _) => Check::blocks("domain", format!("{found}; no frames are made: {why}"), "as it says"),
             (None, Some(why)) => Check::note("domain", found, format!("the guest is not known: {why}")),
             (None, None) => Check::ok("domain", found),
@@ -294,7 +294,7 @@ impl Facts<'_> {
                 Check::note(name, found, remedy)
             };
         }
-        match self.client.and_then(|(_, client)| client.cooling.as_ref()) {
+        match self.client.and_then(|(_, client)| client.remarks.cooling.as_ref()) {
             Some(over) => Check::note(
                 name,
                 format!("direct I/O over {over}"),

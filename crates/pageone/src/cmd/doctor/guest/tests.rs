@@ -194,15 +194,15 @@ fn a_merged_guest_shows_its_domain_and_who_else_is_in_it() {
     assert_eq!(check(&guest, "domain").found, "slice acme (default: by slice); with db (4712)");
     let client = &mut status.domains[0].clients[0];
     client.metrics.max_map_count_binds = true;
-    client.unknown = Some("no file; run the daemon as root".into());
-    client.cooling = Some("nfs4".into());
+    client.remarks.unknown = Some("no file; run the daemon as root".into());
+    client.remarks.cooling = Some("nfs4".into());
     let guest = made.look(Some(&status));
     let verdicts = ["mappings", "domain", "pins"].map(|name| check(&guest, name).verdict);
     assert_eq!(verdicts, [Verdict::Note; 3], "{guest:?}");
     status.domains[0].clients[0].state = ClientState::Disconnected;
     assert_eq!(blocks(&made.look(Some(&status))), ["merging", "userfaultfd"]);
     made.mode("dev/userfaultfd", 0o666);
-    status.domains[0].clients[0].refused = Some("its memory is locked".into());
+    status.domains[0].clients[0].remarks.refused = Some("its memory is locked".into());
     let guest = made.look(Some(&status));
     assert!(check(&guest, "merging").found.ends_with("its memory is locked"), "{guest:?}");
     // No daemon knows it.

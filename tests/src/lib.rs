@@ -2,6 +2,8 @@
 //!
 //! The programs under test are taken from the directory of the test itself (or `PAGEONE_BIN_DIR`),
 //! so the same test binary runs in a build tree and inside a guest of another kernel.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
 pub mod assault;

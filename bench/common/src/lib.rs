@@ -1,6 +1,8 @@
 //! What all benches share: figures and how they are printed, plots, waiting that a signal ends, and
 //! guests' memory to work on.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
+
 pub mod guest;
 pub mod interrupt;
 pub mod plot;

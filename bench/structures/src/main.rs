@@ -1,6 +1,8 @@
 //! `pageone-bench-structures NAME [--json] [--quick]`: the data structures that PageONE is made of,
 //! each beside its rivals in one run. `pageone-bench NAME` starts it too.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
+
 mod dedup;
 mod dirty;
 mod mpool;

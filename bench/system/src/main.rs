@@ -7,6 +7,8 @@
 //! that these here build without them; this program starts that one. `docs/benchmarks.md` has the
 //! figures and how to read them.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
+
 mod harness;
 mod questions;
 mod subjects;

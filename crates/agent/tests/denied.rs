@@ -1,5 +1,6 @@
 //! What is kept from the agent is named on standard error, once, and the program runs on.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

@@ -1,6 +1,7 @@
 //! Programs that close or replace descriptors that they did not open: nothing is written to their
 //! files, and their memory stays right.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

@@ -4,6 +4,7 @@
 //!
 //! The slow device is a FUSE file of our own ([`support::slow_file`]).
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

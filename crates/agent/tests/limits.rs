@@ -1,6 +1,7 @@
 //! Programs that are limited or limit themselves, and memory that must stay the kernel's or the
 //! agent's.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

@@ -1,6 +1,7 @@
 //! Merging a program's memory under its hands: nothing may be lost, whatever the program does with
 //! it meanwhile.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

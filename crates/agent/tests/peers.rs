@@ -1,6 +1,7 @@
 //! Daemons that are mad, slow or gone: the agent leaves them and comes back with a full account;
 //! the program never notices.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

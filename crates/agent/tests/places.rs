@@ -1,6 +1,7 @@
 //! Programs that give up privileges, change their root directory, or choose their tracer after they
 //! became clients.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

@@ -1,6 +1,7 @@
 //! Pages that a device may be writing to are never taken away, whatever the reason: a detach, a
 //! protection, a move. And whatever a page is, reading it harms nobody.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

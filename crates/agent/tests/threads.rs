@@ -1,6 +1,7 @@
 //! Signals, threads that end, and children that share memory, at any moment of a merge: nobody
 //! hangs, and every byte is right.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 mod support;

@@ -1,5 +1,6 @@
 //! Why a process is not attached: real processes, each of which brings [`attach()`] to its reason.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, unsafe_code, reason = "a test fails by panicking, and makes odd processes")]
 

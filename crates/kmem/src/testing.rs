@@ -1,6 +1,7 @@
 //! Helpers of tests: memory, child processes, a userfaultfd or the reason why there is none, and a
 //! kernel that refuses a call.
 
+#![allow(clippy::print_stdout)] // Tests print why they skip.
 #![allow(unsafe_code)] // Tests of unsafe interfaces.
 #![allow(clippy::unwrap_used)] // For tests only.
 

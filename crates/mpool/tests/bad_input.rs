@@ -1,5 +1,7 @@
 //! What may be wrong with the files of a pool, and where they lie: the pool works and says what it
 //! did, or an error names the object and what to do.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;

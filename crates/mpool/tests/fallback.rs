@@ -1,6 +1,8 @@
 //! Large mblocks, with `io_uring` and without: written, read whole and in part, mapped, damaged.
 //!
 //! One test, since doing without is for the whole process.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::IoSlice;

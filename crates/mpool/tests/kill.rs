@@ -4,6 +4,8 @@
 //! The test starts itself as a child that works on a pool and writes down what was promised to it,
 //! before (`want`) and after (`done`) each operation, in a file beside the pool. 20 rounds;
 //! `MPOOL_KILLS` says how many else.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -26,8 +26,8 @@ pub(crate) mod top;
 /// about.
 pub(crate) fn warn(about: &str, error: &anyhow::Error) {
     let (code, remedy) = crate::exit::catalog::of(error);
-    eprintln!("pageone: {about}{error:#} [{code}]");
+    output::note!("{about}{error:#} [{code}]");
     if let Some(remedy) = remedy {
-        eprintln!("{}", crate::reflow(remedy, "what to do: ", "            ", 100));
+        output::note!("{}", crate::reflow(remedy, "what to do: ", "            ", 100));
     }
 }

@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use output::StdoutError;
+use signal_hook::consts::SIGPIPE;
 
 use crate::cmd::{
     attach, checkpoint, config, daemon, demo, detach, dirty, doctor, estimate, generate, ksm, metrics, pool, ppr,
@@ -109,9 +111,18 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match check_pages(&cli.command, kmem::page_size()).and_then(|()| run_command(cli)) {
+    let done = match Cli::try_parse() {
+        Ok(cli) => check_pages(&cli.command, kmem::page_size()).and_then(|()| run_command(cli)),
+        Err(wrong) if wrong.use_stderr() => wrong.exit(),
+        Err(help) => help.print().map_err(|error| StdoutError::from(error).into()),
+    };
+    match done.and_then(|()| Ok(output::print(format_args!(""))?)) {
         Ok(()) => ExitCode::SUCCESS,
+        // As `cat` ends, and with what a shell makes of it should the signal be blocked.
+        Err(error) if error.chain().any(output::is_closed) => {
+            let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
+            ExitCode::from(128 + SIGPIPE as u8)
+        }
         Err(error) => {
             let (code, remedy) = exit::catalog::of(&error);
             let mut text = format!("pageone: {error:#} [{code}]\n");

@@ -3,6 +3,7 @@
 //! Most tests give it a shell as its QEMU, and a script that shows what the shell got: its
 //! arguments, `-c` and the script among them, its environment, and what it is.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used)] // In tests.
 
 use std::fs::{Permissions, read_to_string};

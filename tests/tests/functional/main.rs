@@ -1,4 +1,6 @@
 //! What a user sees: each command, real clients and real guests.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agree;
@@ -17,6 +19,7 @@ mod headroom;
 mod metrics;
 mod migration;
 mod module;
+mod outputs;
 mod pausing;
 mod pool;
 mod proxmox;

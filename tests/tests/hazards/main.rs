@@ -3,6 +3,8 @@
 //!
 //! These tests need no guest; `make test-kernels` runs the same binary inside guests of other
 //! kernels. `crates/agent/tests/sabotage.rs` shows that each fails without its guard.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bounds;

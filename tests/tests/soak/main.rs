@@ -3,6 +3,8 @@
 //!
 //! `PAGEONE_SOAK_SECONDS` says how long; without it the test is skipped (`make soak`: 1800, in CI:
 //! 120).
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::{Duration, Instant};

@@ -48,12 +48,12 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (pid, timeout) = (target.pid()?, Duration::from_secs(args.timeout));
     let request = Request { pid, library: &library, socket: &socket, timeout, stands: false };
     match attach(&request)? {
-        Attached::Now(_) if args.socket.is_none() && !is_client(&candidates, pid, timeout)? => println!(
+        Attached::Now(_) if args.socket.is_none() && !is_client(&candidates, pid, timeout)? => output::line!(
             "process {pid} has the agent, which connects when all threads have been seen at work, and a clone's memory is \
              loaded: see `pageone status`"
-        ),
-        Attached::Now(regions) => println!("process {pid} is attached: {regions}"),
-        Attached::Already => println!("process {pid} was attached already"),
+        )?,
+        Attached::Now(regions) => output::line!("process {pid} is attached: {regions}")?,
+        Attached::Already => output::line!("process {pid} was attached already")?,
     }
     Ok(())
 }

@@ -190,7 +190,7 @@ impl Command<'_> {
     fn store(&self, target: &str) -> Result<()> {
         let taken = self.take(self.args.full, target);
         if let Some(error) = taken.as_ref().err().filter(|error| is_earlier(error)) {
-            eprintln!("pageone: {target}: {error:#}; all of the memory is read");
+            output::note!("{target}: {error:#}; all of the memory is read");
             return self.take(true, target);
         }
         taken
@@ -239,7 +239,7 @@ impl Command<'_> {
         };
         // Of several, each message says which process it is about.
         let about = if args.targets.len() > 1 { format!("{target}: ") } else { String::new() };
-        let warn = |warning: &Warning| eprintln!("pageone: {about}{warning}");
+        let warn = |warning: &Warning| output::note!("{about}{warning}");
         let (halt, mut tell) = (&mut ByStopping, warn);
         let taken = checkpoint::take(&options, &mut source, &daemon, halt, &mut writer, &mut phases, &mut tell);
         let taken = match taken {
@@ -262,8 +262,7 @@ impl Command<'_> {
         }
         phases.end("commit");
         daemon.note_changes(&opened.pool, &checkpoint, &source, &taken);
-        report(args, &checkpoint, &taken, start.elapsed(), &phases);
-        Ok(())
+        report(args, &checkpoint, &taken, start.elapsed(), &phases)
     }
 }
 
@@ -287,7 +286,7 @@ pub(crate) fn explain(error: anyhow::Error, full: bool, pool: &str) -> anyhow::E
     error
 }
 
-fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, phases: &Phases) {
+fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, phases: &Phases) -> Result<()> {
     let stored = (checkpoint.new_pages + checkpoint.map_pages) * BLOCK as u64;
     let (seconds, pause_ms) = (time.as_secs_f64(), taken.pause.as_secs_f64() * 1e3);
     if args.json {
@@ -298,16 +297,17 @@ fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, p
             "pause_ms": pause_ms, "rounds": taken.rounds, "pages_in_pause": taken.in_pause, "pages_unchanged": taken.unchanged,
             "phases": phases,
         });
-        println!("{out}");
+        output::line!("{out}")?;
     } else {
-        println!(
+        output::line!(
             "{}: {} of memory, {} stored, {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
             checkpoint.name,
             size(checkpoint.bytes()),
             size(stored),
             taken.rounds
-        );
+        )?;
     }
+    Ok(())
 }
 
 /// Continues the processes that a checkpoint has stopped, when the checkpoint has ended.
@@ -323,7 +323,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
         let catalog = Catalog::open(&pool)?;
         let checkpoint = catalog.find(&args.checkpoint)?;
         if let Some(damage) = catalog.damage() {
-            eprintln!("pageone: {damage}");
+            output::note!("{damage}");
         }
         catalog.restore(checkpoint, &args.to)?;
         Ok(checkpoint.regions.clone())
@@ -332,7 +332,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     let regions = args.names.read(&args.from, own, served).with_context(not_written)?;
     let mut offset = 0;
     for (address, len) in &regions {
-        println!("{offset:#14x} {len:#14x}  was at {address:#x}");
+        output::line!("{offset:#14x} {len:#14x}  was at {address:#x}")?;
         offset += len;
     }
     Ok(())

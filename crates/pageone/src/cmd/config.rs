@@ -31,9 +31,9 @@ pub(crate) fn run(command: &Command) -> Result<()> {
         Command::Check { file } => {
             let (_, count) = settings::load(file.as_deref())?;
             let name = file.as_ref().map_or(DEFAULT_FILE.into(), |file| file.display().to_string());
-            println!("{name}: nothing is wrong; {count} of {} settings are set", SETTINGS.len());
+            output::line!("{name}: nothing is wrong; {count} of {} settings are set", SETTINGS.len())?;
         }
-        Command::Sample => print!("{}", sample()),
+        Command::Sample => output::put!("{}", sample())?,
     }
     Ok(())
 }

@@ -21,16 +21,16 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let retained = control::client::detach(&paths::candidates(dir), pid, |pages, seconds| {
         // Once for each number of pages: the time runs by itself.
         if told.replace(pages) != Some(pages) {
-            eprintln!(
+            output::note!(
                 "waiting for {pages} pages that were written lately, up to {seconds} s: a device may be writing to them"
             );
         }
     })?;
-    println!("process {pid} has its memory back");
+    output::line!("process {pid} has its memory back")?;
     if retained > 0 {
-        println!(
+        output::line!(
             "{retained} pages stay in mappings of the store: they are pinned, or written all the time; the program keeps them"
-        );
+        )?;
     }
     Ok(())
 }

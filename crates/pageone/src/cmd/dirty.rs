@@ -7,7 +7,7 @@
 mod migration;
 mod text;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -115,16 +115,10 @@ impl Client {
 }
 
 fn print(report: &Report, json: bool) -> Result<()> {
-    let mut out = std::io::stdout().lock();
     if json {
-        serde_json::to_writer(&mut out, report)?;
-        writeln!(out)?;
-    } else {
-        if out.is_terminal() {
-            // Cursor to the top left, and clear the screen.
-            write!(out, "\x1b[H\x1b[2J")?;
-        }
-        write!(out, "{}", text::report(report))?;
+        return Ok(output::line!("{}", serde_json::to_string(report)?)?);
     }
-    Ok(out.flush()?)
+    // Cursor to the top left, and clear the screen.
+    let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+    Ok(output::put!("{clear}{}", text::report(report))?)
 }

@@ -75,16 +75,16 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let directories: Vec<PathBuf> = paths::candidates(dir).iter().map(std::path::absolute).collect::<Result<_, _>>()?;
     let mut report = examine(root, &directories, &pids);
     if args.fix {
-        print!("{}", fix::script(&report));
+        output::put!("{}", fix::script(&report))?;
     } else if args.apply {
-        if fix::apply(&report) > 0 {
+        if fix::apply(&report)? > 0 {
             report = examine(root, &directories, &pids);
         }
-        print!("{report}");
+        output::put!("{report}")?;
     } else if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        output::line!("{}", serde_json::to_string_pretty(&report)?)?;
     } else {
-        print!("{report}");
+        output::put!("{report}")?;
     }
     match report.in_the_way() {
         Some(what) => Err(Coded(Code::Failed, what).into()),

@@ -83,15 +83,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     bar.0.finish_and_clear();
     let none = report.targets.is_empty();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        output::line!("{}", serde_json::to_string_pretty(&report)?)?;
     } else if !none {
-        print!("{}", text::text(&report));
+        output::put!("{}", text::text(&report))?;
     }
     let left_out = report.left_out.len();
     for LeftOut { target, reason } in report.left_out {
         let reason = anyhow::Error::from(reason);
         let (code, _) = crate::exit::catalog::of(&reason);
-        eprintln!("pageone: left out: {target}: {reason} [{code}]");
+        output::note!("left out: {target}: {reason} [{code}]");
     }
     match left_out {
         0 => Ok(()),

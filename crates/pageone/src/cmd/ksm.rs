@@ -46,7 +46,7 @@ pub(crate) fn enable(domain: Option<&str>) -> Result<()> {
     );
     merge_all_memory()?;
     if ksm.run().is_ok_and(|run| run != 1) {
-        eprintln!("pageone: KSM is stopped; start it with `pageone ksm advise`, or write 1 to /sys/kernel/mm/ksm/run");
+        output::note!("KSM is stopped; start it with `pageone ksm advise`, or write 1 to /sys/kernel/mm/ksm/run");
     }
     Ok(())
 }

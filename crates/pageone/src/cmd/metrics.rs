@@ -40,15 +40,15 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
              proxy that asks for a password, fetch them from 127.0.0.1"
         );
         let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
-        eprintln!("pageone: metrics at http://{}/metrics", listener.local_addr()?);
+        output::note!("metrics at http://{}/metrics", listener.local_addr()?);
         return http::serve(|| listener.accept().map(|(stream, _)| stream), &ask);
     }
     if let Some(path) = &args.socket {
         let listener = bind(path)?;
-        eprintln!("pageone: metrics at {}", path.display());
+        output::note!("metrics at {}", path.display());
         return http::serve(|| listener.accept().map(|(stream, _)| stream), &ask);
     }
-    print!("{}", ask()?);
+    output::put!("{}", ask()?)?;
     Ok(())
 }
 

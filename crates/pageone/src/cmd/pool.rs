@@ -55,7 +55,7 @@ impl Names {
                 opened => return opened,
             };
             if start.elapsed() > PATIENCE && !said {
-                eprintln!("pageone: pool {name} is in use: waiting until the program that has it open ends");
+                output::note!("pool {name} is in use: waiting until the program that has it open ends");
                 said = true;
             }
             if Instant::now() > until {
@@ -289,7 +289,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 let what = || format!("{name} is made, but without class staging; `pageone pool add` adds it");
                 pool.add_class(MediaClass::Staging, path).with_context(what)?;
             }
-            print!("{}", show(&pool)?);
+            output::put!("{}", show(&pool)?)?;
         }
         Command::Key { name, key } => Pool::set_key(&registry.find(name)?, key.place())?,
         Command::List { json } => list(&registry, *json)?,
@@ -310,7 +310,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Command::Adopt { name } => {
             let options = OpenOptions { adopt: true, ..OpenOptions::default() };
-            print!("{}", show(&Pool::open(&registry.find(name)?, options)?)?);
+            output::put!("{}", show(&Pool::open(&registry.find(name)?, options)?)?)?;
         }
         Command::Rebuild { name, yes, free_lost, staging, memory } => {
             let how = Rebuild { free_lost: *free_lost, staging: staging.clone(), memory: memory.clone() };
@@ -319,9 +319,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Show { name, json } => {
             let pool = names.open(name, Access::Shared)?;
             if *json {
-                println!("{}", serde_json::to_string_pretty(&show_json(&pool)?)?);
+                output::line!("{}", serde_json::to_string_pretty(&show_json(&pool)?)?)?;
             } else {
-                print!("{}", show(&pool)?);
+                output::put!("{}", show(&pool)?)?;
             }
         }
         Command::Check { name, metadata, read_only, salvage } => {
@@ -350,10 +350,10 @@ fn list(registry: &Registry, json: bool) -> Result<()> {
     if json {
         let all: Vec<_> =
             all.iter().map(|(name, path, state)| json!({"name": name, "path": path, "state": state})).collect();
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        output::line!("{}", serde_json::to_string_pretty(&all)?)?;
     } else {
         for (name, path, state) in all {
-            println!("{name:<24} {:<48} {state}", path.display());
+            output::line!("{name:<24} {:<48} {state}", path.display())?;
         }
     }
     Ok(())
@@ -433,9 +433,9 @@ fn show_json(pool: &Pool) -> Result<serde_json::Value> {
 fn check(pool: &Pool, data: bool) -> Result<()> {
     let report = pool.check(data).context("cannot look at the pool")?;
     for finding in &report.findings {
-        println!("{finding}");
+        output::line!("{finding}")?;
     }
-    println!("{} mblocks, {} logs, {} of data read", report.mblocks, report.logs, size(report.bytes));
+    output::line!("{} mblocks, {} logs, {} of data read", report.mblocks, report.logs, size(report.bytes))?;
     let kept = kept::check(pool, data)?;
     ensure!(report.is_clean() && kept == 0, "{} findings", report.findings.len() + kept);
     Ok(())

@@ -33,11 +33,13 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
     match command {
         Command::Pause(_) => {
             control::client::pause(&directories, pid)?;
-            println!("the guest of process {pid} marks nothing any more, and can be saved and migrated");
+            output::line!("the guest of process {pid} marks nothing any more, and can be saved and migrated")?;
         }
         Command::Resume(_) => {
             control::client::resume(&directories, pid)?;
-            println!("the guest of process {pid} has its device, and marks free pages as soon as its module is there");
+            output::line!(
+                "the guest of process {pid} has its device, and marks free pages as soon as its module is there"
+            )?;
         }
     }
     Ok(())

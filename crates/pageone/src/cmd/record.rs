@@ -75,6 +75,6 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if let Ok(depth) = sampler::depth(&directories, &sampler::moment(&directories)) {
         writer.append_depth(&depth).with_context(cannot)?;
     }
-    eprintln!("pageone: {moments} moments, {} KiB in {}", writer.bytes.div_ceil(1024), args.output.display());
+    output::note!("{moments} moments, {} KiB in {}", writer.bytes.div_ceil(1024), args.output.display());
     Ok(())
 }

@@ -28,8 +28,8 @@ pub(crate) fn open(path: &Path) -> Result<Recording> {
     let file = std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let recording = Recording::open(file).with_context(|| path.display().to_string())?;
     for damage in &recording.damage {
-        eprintln!(
-            "pageone: {}: {} bytes at {} cannot be read, nor {} moments behind them; the rest is shown",
+        output::note!(
+            "{}: {} bytes at {} cannot be read, nor {} moments behind them; the rest is shown",
             path.display(),
             damage.bytes,
             damage.offset,
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.batch {
         let at = recording.find(at);
         let before = at.checked_sub(1).map(|before| recording.moment(before)).transpose()?;
-        print!("{}", view::text(&recording.moment(at)?, before.as_ref()));
+        output::put!("{}", view::text(&recording.moment(at)?, before.as_ref()))?;
         return Ok(());
     }
     Ok(ui::run(App::replay(recording, top::name_of(&args.file), at, Theme::of_environment()), None)?)

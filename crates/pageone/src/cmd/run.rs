@@ -110,8 +110,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         qemu::add_reporting(&mut command, &args.program[0], &args.program[1..]);
     }
     if args.ppr && args.backend == Backend::Ksm {
-        eprintln!(
-            "pageone: {program} runs without recycling: that takes --backend pageone or module; --free-page-reporting does not"
+        output::note!(
+            "{program} runs without recycling: that takes --backend pageone or module; --free-page-reporting does not"
         );
     } else if args.ppr {
         let words = &args.program[1..];
@@ -130,7 +130,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     let error = command.exec();
     drop((inherited, ram));
-    eprintln!("pageone: cannot run {program}: {error}");
+    output::note!("cannot run {program}: {error}");
     // As a shell does.
     std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
 }
@@ -219,7 +219,7 @@ fn start_daemon(directory: &Path) -> Result<()> {
     let mut deadline = Instant::now() + START_TIME;
     while Instant::now() < deadline {
         if running(&[directory.to_path_buf()]).is_some() {
-            eprintln!("pageone: started a daemon; its log is {}", log.display());
+            output::note!("started a daemon; its log is {}", log.display());
             return Ok(());
         }
         // One that another command has started at the same moment may be about to answer.

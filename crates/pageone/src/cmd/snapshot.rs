@@ -137,16 +137,20 @@ fn ls(pool: &Pool, as_json: bool) -> Result<()> {
                 "guest": record.description,
             })
         };
-        println!("{}", serde_json::to_string_pretty(&all.iter().map(one).collect::<Vec<_>>())?);
+        output::line!("{}", serde_json::to_string_pretty(&all.iter().map(one).collect::<Vec<_>>())?)?;
         return Ok(());
     }
-    println!(
+    output::line!(
         "{:<24} {:>12} {:>10} {:>10} {:>5}  machine, processor, QEMU",
-        "snapshot", "created", "memory", "stored", "disks"
-    );
+        "snapshot",
+        "created",
+        "memory",
+        "stored",
+        "disks"
+    )?;
     for (c, record) in &all {
         let (description, facts) = (&record.description, &record.description.facts);
-        println!(
+        output::line!(
             "{:<24} {:>12} {:>10} {:>10} {:>5}  {}, {}, {}",
             c.name,
             c.created,
@@ -156,7 +160,7 @@ fn ls(pool: &Pool, as_json: bool) -> Result<()> {
             facts.machine.trim_end_matches("-machine"),
             facts.cpu.trim_end_matches("-x86_64-cpu"),
             facts.qemu
-        );
+        )?;
     }
     Ok(())
 }

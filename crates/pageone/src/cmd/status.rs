@@ -18,9 +18,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let status = control::client::status(&paths::candidates(dir))?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        output::line!("{}", serde_json::to_string_pretty(&status)?)?;
     } else {
-        print!("{status}");
+        output::put!("{status}")?;
     }
     Ok(())
 }

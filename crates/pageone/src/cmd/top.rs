@@ -1,6 +1,5 @@
 //! `pageone top`: the host and its guests, live.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -50,15 +49,13 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 fn batch(directories: &[PathBuf], every: Duration, count: Option<u64>) -> Result<()> {
     let mut before = None;
     let mut looks = 0;
-    let mut out = std::io::stdout();
     while count.is_none_or(|count| looks < count) {
         if looks > 0 {
             std::thread::sleep(every);
-            writeln!(out)?;
+            output::line!("")?;
         }
         let moment = sampler::moment(directories);
-        write!(out, "{}", view::text(&moment, before.as_ref()))?;
-        out.flush()?;
+        output::put!("{}", view::text(&moment, before.as_ref()))?;
         before = Some(moment);
         looks += 1;
     }

@@ -7,6 +7,8 @@
 //! happens to the daemon; what happens at the same time it does not. A finding names the seed,
 //! the last operations and the bytes, and ends the run with exit code 1. So does an operation that
 //! does not end, and a client that dies.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
 
 mod advice;

@@ -4,6 +4,8 @@
 //! `pageone-test-client SCENARIO [ARGS…]`. It prints `ready` when its memory is filled, waits for
 //! `go`, does what the scenario says, prints `ok` or what is wrong, and ends when its standard
 //! input does.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(unsafe_code, reason = "it maps and writes raw memory, as the programs that it stands for do")]
 #![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
 

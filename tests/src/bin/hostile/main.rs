@@ -7,6 +7,8 @@
 //!
 //! All of it runs on one CPU, the last that it may use, at a lower priority. It speaks the wire
 //! protocol itself: no agent holds it back.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(unsafe_code, reason = "it maps memory and makes processes as no safe program would")]
 #![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
 

@@ -6,6 +6,7 @@
 //! range that is too small), `odd` (an address inside of a page). The answer is `ok`, or the error.
 //! After each the bytes are compared: `WRONG` if one differs.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::unwrap_used, unsafe_code)] // A test's client.
 
 use std::io::{BufRead, stdin};

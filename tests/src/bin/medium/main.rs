@@ -12,6 +12,8 @@
 //!
 //! It ends with a line for each file system and lane.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
+
 #[allow(unsafe_code, reason = "messages to the device mapper are an ioctl")]
 mod block;
 mod flakey;

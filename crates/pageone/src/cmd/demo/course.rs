@@ -224,7 +224,7 @@ pub(crate) fn probe(options: &Options) -> Result<()> {
         Err(why) => Err(why),
     };
     works.map_err(|why| lacks(why.into())).context("KVM does not work here")?;
-    println!("KVM works: a kernel boots with it");
+    output::line!("KVM works: a kernel boots with it")?;
     Ok(())
 }
 
@@ -232,11 +232,11 @@ pub(crate) fn probe(options: &Options) -> Result<()> {
 fn choose_accelerator(spec: &Spec) -> Spec {
     match spec.probe_kvm() {
         Ok(()) => {
-            eprintln!("accelerator: KVM, since a kernel boots with it");
+            output::note!("accelerator: KVM, since a kernel boots with it");
             spec.with_accelerator(Accelerator::Kvm)
         }
         Err(why) => {
-            eprintln!("accelerator: TCG, which emulates (slow), since KVM does not work here: {why}");
+            output::note!("accelerator: TCG, which emulates (slow), since KVM does not work here: {why}");
             spec.with_accelerator(Accelerator::Tcg)
         }
     }
@@ -380,7 +380,7 @@ impl<'a> Demo<'a> {
             dead += usize::from(matches!(verdict, Verdict::Dead(_)));
             if !matches!(verdict, Verdict::Pass { .. }) {
                 let (pid, tail) = (guest.pid(), guest.console_tail());
-                eprintln!("guest {number} (process {pid}): {verdict}; its console:\n{tail}");
+                output::note!("guest {number} (process {pid}): {verdict}; its console:\n{tail}");
             }
         }
         let (checks, failures) =

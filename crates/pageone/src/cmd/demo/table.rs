@@ -2,7 +2,7 @@
 //! time to time.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -126,12 +126,10 @@ impl View {
 
     /// Writes `text`. A closed pipe is no error: the reader may have ended.
     fn write(&self, text: &str) {
-        let _ = if self.to_stderr {
-            std::io::stderr().write_all(text.as_bytes())
-        } else {
-            let mut out = std::io::stdout().lock();
-            out.write_all(text.as_bytes()).and_then(|()| out.flush())
-        };
+        match self.to_stderr {
+            true => output::say(format_args!("{text}")),
+            false => drop(output::put!("{text}")),
+        }
     }
 }
 
@@ -142,24 +140,23 @@ fn percent_saved(used: f64, before: f64) -> f64 {
 
 /// Prints the summary on standard output: one JSON object, or text.
 pub(crate) fn print_summary(summary: &Summary, options: &Options) -> Result<()> {
-    let mut out = std::io::stdout().lock();
     if options.json {
-        writeln!(out, "{}", serde_json::to_string(summary)?)?;
+        output::line!("{}", serde_json::to_string(summary)?)?;
         return Ok(());
     }
     let Summary { used_before_mib: before, used_after_mib: after, .. } = summary;
-    writeln!(
-        out,
+    output::line!(
         "\n{} guests of {} MiB, booted and verified after {:.0} s, merged for {:.0} s",
-        summary.guests, options.guest.memory, summary.first_round_seconds, summary.merge_seconds
+        summary.guests,
+        options.guest.memory,
+        summary.first_round_seconds,
+        summary.merge_seconds
     )?;
-    writeln!(
-        out,
+    output::line!(
         "  used memory  {before:.0} MiB before, {after:.0} MiB after: {:.1} % saved",
         100.0 * summary.saved_fraction
     )?;
-    writeln!(
-        out,
+    output::line!(
         "  pages        {} shared, {} sharing, {} zero, {} recycled ({} in all); general profit {} MiB",
         summary.pages_shared,
         summary.pages_sharing,
@@ -168,13 +165,12 @@ pub(crate) fn print_summary(summary: &Summary, options: &Options) -> Result<()> 
         summary.pages_recycled_total,
         summary.general_profit >> 20
     )?;
-    writeln!(
-        out,
+    output::line!(
         "  CPU          {:.1} s, {:.1} µs for each page merged",
-        summary.cpu_seconds, summary.us_per_merged_page
+        summary.cpu_seconds,
+        summary.us_per_merged_page
     )?;
-    writeln!(
-        out,
+    output::line!(
         "  integrity    {} files checked, {} wrong, {} guests dead: {}",
         summary.integrity_checks,
         summary.integrity_failures,

@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::process::Command;
 
+use output::StdoutError;
+
 use super::report::{Check, Fix, Report};
 
 /// The commands, each once, with what they are for.
@@ -29,26 +31,28 @@ pub(super) fn script(report: &Report) -> String {
 }
 
 /// Runs the safe ones, and says what it did and what it left. Returns how many it ran.
-pub(super) fn apply(report: &Report) -> usize {
+pub(super) fn apply(report: &Report) -> Result<usize, StdoutError> {
     let mut count = 0;
     for (title, check, fix) in commands(report) {
         if !fix.safe {
-            println!("left to you  {title}: {}: {}", check.check, fix.command);
+            output::line!("left to you  {title}: {}: {}", check.check, fix.command)?;
             continue;
         }
         count += 1;
         let done = Command::new("sh").args(["-c", &fix.command]).stdout(std::io::stderr()).status();
         match done {
-            Ok(status) if status.success() => println!("done         {}", fix.command),
-            Ok(status) => println!("FAILED       {}: {status}; run it as root, and read what it said", fix.command),
-            Err(e) => println!("FAILED       {}: {e}", fix.command),
+            Ok(status) if status.success() => output::line!("done         {}", fix.command)?,
+            Ok(status) => {
+                output::line!("FAILED       {}: {status}; run it as root, and read what it said", fix.command)?
+            }
+            Err(e) => output::line!("FAILED       {}: {e}", fix.command)?,
         }
     }
     if count == 0 {
-        println!("nothing was done: no safe command is known for what was found");
+        output::line!("nothing was done: no safe command is known for what was found")?;
     }
-    println!();
-    count
+    output::line!("")?;
+    Ok(count)
 }
 
 #[cfg(test)]
@@ -67,7 +71,7 @@ mod tests {
         let script = script(&report);
         assert_eq!(script.lines().count(), 4, "{script}");
         assert!(script.contains("(--apply runs it)") && script.contains("(yours to run)"), "{script}");
-        assert_eq!(apply(&report), 1);
+        assert_eq!(apply(&report).unwrap(), 1);
         assert_eq!((count("safe"), count("unsafe")), (1, 0));
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             return Ok(());
         }
         if ended.within(decision.check_after)? {
-            eprintln!("pageone: ends; KSM's settings are put back");
+            output::note!("ends; KSM's settings are put back");
             return Ok(());
         }
     }

@@ -1,6 +1,5 @@
 //! The output of `pageone ksm advise`: a line for each important decision.
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -33,12 +32,11 @@ impl Reporter {
             return Ok(());
         }
         self.last = Some(at);
-        let mut out = std::io::stdout().lock();
         match self.json {
-            true => writeln!(out, "{}", as_json(at, decision))?,
-            false => writeln!(out, "{:.1} s: {decision}", at.as_secs_f64())?,
+            true => output::line!("{}", as_json(at, decision))?,
+            false => output::line!("{:.1} s: {decision}", at.as_secs_f64())?,
         }
-        Ok(out.flush()?)
+        Ok(())
     }
 }
 

@@ -72,7 +72,7 @@ impl Scanner {
             if run != 1 {
                 scanner.ksm.set_run(1).context("cannot start KSM")?;
                 scanner.stopped = Some(run);
-                eprintln!("pageone: KSM was stopped (run was {run}); it runs until this ends");
+                output::note!("KSM was stopped (run was {run}); it runs until this ends");
             }
         }
         Ok(scanner)
@@ -170,7 +170,7 @@ impl Scanner {
 impl Drop for Scanner {
     fn drop(&mut self) {
         if let Err(e) = self.restore() {
-            eprintln!("pageone: cannot put KSM's settings back (pages_to_scan was {}): {e}", self.found);
+            output::note!("cannot put KSM's settings back (pages_to_scan was {}): {e}", self.found);
         }
     }
 }

@@ -56,9 +56,9 @@ struct Process {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let report = Report::take(&super::open()?)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        output::line!("{}", serde_json::to_string_pretty(&report)?)?;
     } else {
-        print!("{}", report.text());
+        output::put!("{}", report.text())?;
     }
     Ok(())
 }

@@ -12,13 +12,13 @@ pub(super) fn ls(names: &Names, pool: &str, as_json: bool) -> Result<()> {
     let own = |pool: Pool| -> Result<_> { Ok(Catalog::open(&pool)?.checkpoints().to_vec()) };
     let all = names.read(pool, own, checkpoint::serve::list)?;
     if as_json {
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        output::line!("{}", serde_json::to_string_pretty(&all)?)?;
         return Ok(());
     }
-    println!("{:<24} {:>12} {:>10} {:>10}  source", "checkpoint", "created", "memory", "stored");
+    output::line!("{:<24} {:>12} {:>10} {:>10}  source", "checkpoint", "created", "memory", "stored")?;
     for c in &all {
         let stored = size((c.new_pages + c.map_pages) * BLOCK as u64);
-        println!("{:<24} {:>12} {:>10} {stored:>10}  {}", c.name, c.created, size(c.bytes()), c.source);
+        output::line!("{:<24} {:>12} {:>10} {stored:>10}  {}", c.name, c.created, size(c.bytes()), c.source)?;
     }
     Ok(())
 }
@@ -46,35 +46,35 @@ pub(super) fn du(pool: &Pool, as_json: bool) -> Result<()> {
             "compressed_bytes": bytes(usage.compressed), "compressed_to_bytes": usage.compressed_bytes,
             "checkpoints": all,
         });
-        println!("{out}");
+        output::line!("{out}")?;
         return Ok(());
     }
     for c in catalog.checkpoints() {
         let of = |pages: Option<u64>| pages.map_or("unreadable".to_owned(), |pages| size(bytes(pages)));
         let (alone, freed) = (held(&c.name).map(|held| held.alone), held(&c.name).map(|held| held.freed));
-        println!(
+        output::line!(
             "{:<24} memory {:>10}  new {:>10}  alone {:>10}  rm frees {:>10}",
             c.name,
             size(c.bytes()),
             size(bytes(c.new_pages)),
             of(alone),
             of(freed)
-        );
+        )?;
     }
-    println!(
+    output::line!(
         "{:<24} memory {:>10}  on the media {:>10}  repack frees {:>10}",
         "all",
         size(logical),
         size(physical),
         size(bytes(usage.repack))
-    );
+    )?;
     if usage.compressed > 0 {
-        println!(
+        output::line!(
             "{:<24} memory {:>10}  on the media {:>10}",
             "of that compressed",
             size(bytes(usage.compressed)),
             size(usage.compressed_bytes)
-        );
+        )?;
     }
     Ok(())
 }
@@ -88,13 +88,13 @@ pub(super) fn remove(pool: &Pool, name: &str) -> Result<()> {
 pub(super) fn repack(pool: &Pool, compress: Option<usize>) -> Result<()> {
     let done = Catalog::open(pool)?.repack(compress)?;
     let bytes = |pages: u64| size(pages * BLOCK as u64);
-    println!("{} freed, {} moved, {} data mblocks removed", bytes(done.freed), bytes(done.moved), done.mblocks);
+    output::line!("{} freed, {} moved, {} data mblocks removed", bytes(done.freed), bytes(done.moved), done.mblocks)?;
     if compress.is_some() || done.compressed > 0 {
-        println!("{} compressed to {}", bytes(done.compressed), size(done.compressed_bytes));
+        output::line!("{} compressed to {}", bytes(done.compressed), size(done.compressed_bytes))?;
     }
     if done.left > 0 {
-        eprintln!(
-            "pageone: {} data mblocks stay as they are: they, or maps that name them, cannot be read; `pageone pool check` \
+        output::note!(
+            "{} data mblocks stay as they are: they, or maps that name them, cannot be read; `pageone pool check` \
              lists all damage",
             done.left
         );
@@ -113,7 +113,7 @@ pub(super) fn check(pool: &Pool, data: bool) -> Result<usize> {
         // A pool of another program has a root MDC of its own.
         Err(OpenError::Foreign | OpenError::Format) => return Ok(0),
         Err(e) => {
-            println!("{:#}", anyhow::Error::from(e));
+            output::line!("{:#}", anyhow::Error::from(e))?;
             return Ok(1);
         }
     };
@@ -121,6 +121,8 @@ pub(super) fn check(pool: &Pool, data: bool) -> Result<usize> {
     if data {
         findings.extend(catalog.check_compressed());
     }
-    findings.iter().for_each(|finding| println!("{finding}"));
+    for finding in &findings {
+        output::line!("{finding}")?;
+    }
     Ok(findings.len())
 }

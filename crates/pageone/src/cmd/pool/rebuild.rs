@@ -20,22 +20,24 @@ pub(super) fn run(path: &Path, yes: bool, how: Rebuild) -> Result<()> {
         path.display()
     );
     let rebuilt = Pool::rebuild(path, how)?;
-    rebuilt.damage.iter().for_each(|damage| println!("{damage}"));
+    for damage in &rebuilt.damage {
+        output::line!("{damage}")?;
+    }
     for class in &rebuilt.superblocks {
-        println!("class {class} had no superblock; it has one again");
+        output::line!("class {class} had no superblock; it has one again")?;
     }
     if rebuilt.records_lost > 0 {
-        println!("{} metadata records or more are gone: objects that they named are lost", rebuilt.records_lost);
+        output::line!("{} metadata records or more are gone: objects that they named are lost", rebuilt.records_lost)?;
     }
     for object in &rebuilt.dropped {
-        println!("{object} has no contents of its own any more: deleted, or lost");
+        output::line!("{object} has no contents of its own any more: deleted, or lost")?;
     }
     for object in &rebuilt.found {
-        println!("{object} had no record, and is in the pool again; it may have been deleted before");
+        output::line!("{object} had no record, and is in the pool again; it may have been deleted before")?;
     }
     for (class, bytes) in &rebuilt.kept {
-        println!("class {class} keeps {} that may belong to lost mblocks; --free-lost frees them", size(*bytes));
+        output::line!("class {class} keeps {} that may belong to lost mblocks; --free-lost frees them", size(*bytes))?;
     }
-    println!("{} mblocks are in the pool; `pageone pool check` reads them all", rebuilt.mblocks);
+    output::line!("{} mblocks are in the pool; `pageone pool check` reads them all", rebuilt.mblocks)?;
     Ok(())
 }

@@ -159,15 +159,15 @@ pub(super) fn warn_of(arguments: &[OsString]) {
             && !has(&word, "share=off");
         let shared = shared || option == "object" && word.starts_with("memory-backend-") && has(&word, "share=on");
         if shared {
-            eprintln!(
-                "pageone: {word}: free pages of memory that other processes may map (share=on, the default of memory-backend-memfd) are not \
+            output::note!(
+                "{word}: free pages of memory that other processes may map (share=on, the default of memory-backend-memfd) are not \
                  taken back; if it is the guest's RAM, use --backend module, or leave --ppr out and use virtio-balloon's \
                  free-page-reporting=on"
             );
         }
         if option == "machine" && has(&word, "mem-merge=off") {
-            eprintln!(
-                "pageone: {word}: with mem-merge=off the guest's memory is not managed, and its free pages are not taken back"
+            output::note!(
+                "{word}: with mem-merge=off the guest's memory is not managed, and its free pages are not taken back"
             );
         }
     }

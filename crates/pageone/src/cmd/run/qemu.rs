@@ -33,14 +33,14 @@ pub(super) fn needs_port(arguments: &[OsString]) -> bool {
 pub(super) fn add_reporting(command: &mut Command, program: &OsStr, arguments: &[OsString]) {
     if !is_qemu(program) {
         let name = program.to_string_lossy();
-        eprintln!("pageone: free page reporting is for QEMU's x86-64 guests, and {name} is not QEMU");
+        output::note!("free page reporting is for QEMU's x86-64 guests, and {name} is not QEMU");
         return;
     }
     match balloon(arguments) {
         None => drop(command.args(["-device", "virtio-balloon-pci,id=pageone-balloon,free-page-reporting=on"])),
         Some(word) if reports(&word) => {}
-        Some(word) => eprintln!(
-            "pageone: {word}: without free-page-reporting=on this balloon does not return what a guest without our module \
+        Some(word) => output::note!(
+            "{word}: without free-page-reporting=on this balloon does not return what a guest without our module \
              frees; it is left as it is"
         ),
     }

@@ -1,7 +1,7 @@
 //! `pageone snapshot export` and `import`.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -52,7 +52,7 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
         record: &record,
         image: &image,
     };
-    let Some(path) = &args.output else { return Ok(archive::export(&what, io::stdout().lock())?) };
+    let Some(path) = &args.output else { return Ok(archive::export(&what, output::Stdout::lock())?) };
     write(path, |file| Ok(archive::export(&what, file)?))
 }
 
@@ -81,7 +81,6 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
         args.disks.as_deref(),
     )?;
     let memory = about.regions.iter().map(|(_, len)| len).sum();
-    let _ =
-        writeln!(io::stdout(), "{}: {} of memory, {} disks", about.name, size(memory), about.description.disks.len());
+    output::line!("{}: {} of memory, {} disks", about.name, size(memory), about.description.disks.len())?;
     Ok(())
 }

@@ -3,9 +3,8 @@
 
 use std::any::Any;
 use std::ffi::OsString;
-use std::fmt::Arguments;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -109,7 +108,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut watch = Watch::new(server, renew);
     let loaded = |template: Template| template.wait().map(|()| template).map_err(|error| error.to_string());
     let template = template.and_then(|template| {
-        let why = |why: &String| say(format_args!("each guest loads QEMU for itself: {why}"));
+        let why = |why: &String| output::note!("each guest loads QEMU for itself: {why}");
         template.and_then(loaded).inspect_err(why).ok()
     });
     let attached = args.count == 1;
@@ -154,9 +153,9 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     if let Some(why) = clocks.first() {
         let count = clocks.len();
-        say(format_args!(
+        output::note!(
             "the clocks of {count} guests stand at the snapshot's time ({why}): their time daemon must set them"
-        ));
+        );
     }
     wait(&mut clones, &ends, &mut watch, &mut source);
     drop(held);
@@ -178,11 +177,6 @@ fn template(record: &Record) -> Result<Template, String> {
     Template::start(&library, &description.program, &description.directory).map_err(|error| error.to_string())
 }
 
-/// Says a line. Standard error may be closed by now: guests do not suffer from that.
-fn say(line: Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "pageone: {line}");
-}
-
 /// Has KSM merge all memory of the processes that are started from now on.
 fn give_to_ksm() -> Result<()> {
     let (major, minor, release) = procfs::kernel_release();
@@ -192,7 +186,7 @@ fn give_to_ksm() -> Result<()> {
     }
     ksm::merge_all_memory().context("the guests cannot be merged")?;
     if !Ksm::open().and_then(|ksm| ksm.run()).is_ok_and(|run| run == 1) {
-        say(format_args!("KSM is stopped, so nothing is merged yet: write 1 to /sys/kernel/mm/ksm/run"));
+        output::note!("KSM is stopped, so nothing is merged yet: write 1 to /sys/kernel/mm/ksm/run");
     }
     Ok(())
 }
@@ -203,7 +197,7 @@ fn remove(directory: &Path) {
     let images = all().filter(|entry| entry.path().extension().is_some_and(|end| end == "qcow2")).count();
     let disks = all().filter(|entry| snapshot::clone::is_own_image(&entry.file_name())).count();
     if images > disks {
-        say(format_args!("{} stays: a snapshot of the guest may need the images in it", directory.display()));
+        output::note!("{} stays: a snapshot of the guest may need the images in it", directory.display());
     } else {
         let _ = std::fs::remove_dir_all(directory);
     }
@@ -290,9 +284,9 @@ fn one(options: &Options<'_>, directory: &Path) -> Result<Started> {
     })?;
     let ms = begin.elapsed().as_secs_f64() * 1e3;
     if !clone.differences.is_empty() {
-        say(format_args!("forced: {}", clone.differences.join("; ")));
+        output::note!("forced: {}", clone.differences.join("; "));
     }
-    say(format_args!("guest {} runs after {ms:.0} ms; its files: {}", clone.process.id(), directory.display()));
+    output::note!("guest {} runs after {ms:.0} ms; its files: {}", clone.process.id(), directory.display());
     let clock = match clone.set_clock() {
         Ok(None) => None,
         Ok(Some(NoAgent::Port)) => Some("QEMU's words have no port for qemu-guest-agent".into()),
@@ -308,7 +302,7 @@ pub(super) fn serve(lease: i32, record: Option<&Path>) -> Result<()> {
     // same file.
     let image = || -> Result<Image> { Ok(Image::of_lease(&File::open(format!("/proc/self/fd/{lease}"))?)?) };
     let report = |error: ReadError| {
-        say(format_args!("a guest needs a page that cannot be read, and ends: {:#}", anyhow::Error::from(error)));
+        output::note!("a guest needs a page that cannot be read, and ends: {:#}", anyhow::Error::from(error));
     };
     let record = record.filter(|list| !list.exists());
     let served = image().and_then(|image| Ok(memory::serve(&image, &report, record)?));
@@ -347,8 +341,8 @@ impl Watch {
             server.replace();
         }
         match server.watch() {
-            Some((_, Err(error))) => say(format_args!("guests wait: the page server cannot be started: {error}")),
-            Some((status, Ok(()))) => say(format_args!("the page server has ended, {status}; another one goes on")),
+            Some((_, Err(error))) => output::note!("guests wait: the page server cannot be started: {error}"),
+            Some((status, Ok(()))) => output::note!("the page server has ended, {status}; another one goes on"),
             None => {}
         }
     }

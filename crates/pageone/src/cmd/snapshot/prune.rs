@@ -75,11 +75,13 @@ pub(super) fn run(args: &Args) -> Result<()> {
         }
     }
     if args.json {
-        println!("{}", json!({ "kept": kept, "removed": removed, "dry_run": args.dry_run }));
+        output::line!("{}", json!({ "kept": kept, "removed": removed, "dry_run": args.dry_run }))?;
         return Ok(());
     }
     let word = if args.dry_run { "would remove" } else { "removed" };
-    removed.iter().for_each(|name| println!("{word} {name}"));
-    println!("{} kept, {} {word}", kept.len(), removed.len());
+    for name in &removed {
+        output::line!("{word} {name}")?;
+    }
+    output::line!("{} kept, {} {word}", kept.len(), removed.len())?;
     Ok(())
 }

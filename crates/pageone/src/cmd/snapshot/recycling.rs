@@ -3,7 +3,7 @@
 //! The device in which it marks them cannot be stored. A process of its own ([`guard`]) unplugs it,
 //! and plugs it in when the one that stores the guest has ended, also if that is killed.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -64,7 +64,7 @@ pub(crate) fn guard(pid: i32, dir: Option<PathBuf>) -> Result<()> {
         Err(error) => error.to_string().replace('\n', " "),
     };
     // The one that stores the guest may have been killed.
-    let _ = writeln!(std::io::stdout(), "{said}");
+    let _ = output::line!("{said}");
     if paused.is_err() {
         return Ok(());
     }

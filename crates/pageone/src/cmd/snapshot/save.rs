@@ -52,8 +52,8 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if let Some(source) = &source {
         ensure!(source.is_tracked(), SaveError::Untracked(pid));
     } else {
-        eprintln!(
-            "pageone: guest {pid} was not prepared: QEMU sends all of its RAM, {}, as for a migration, and the guest is slower \
+        output::note!(
+            "guest {pid} was not prepared: QEMU sends all of its RAM, {}, as for a migration, and the guest is slower \
              meanwhile; one that is started by `pageone run --snapshots` stands for some milliseconds only",
             size(guest.ram().len as u64)
         );
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let max_pause = Duration::from_millis(args.max_pause);
     let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard: words("checkpoint-guard") };
     let options = Options { name: name.clone(), ram, guard: words("snapshot-guard") };
-    let warn = &mut |warning: &Warning| eprintln!("pageone: {warning}");
+    let warn = &mut |warning: &Warning| output::note!("{warning}");
     let failed = |e: SaveError| {
         let is_full = match &e {
             SaveError::Take(e) => TakeError::is_full(e),
@@ -103,15 +103,15 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             "seconds": seconds, "pause_ms": pause_ms, "rounds": saved.taken.rounds,
             "pages_in_pause": saved.taken.in_pause, "pages_unchanged": saved.taken.unchanged, "phases": phases,
         });
-        println!("{out}");
+        output::line!("{out}")?;
     } else {
-        println!(
+        output::line!(
             "{name}: {} of memory, {} stored, devices {}, {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
             size(saved.checkpoint.bytes()),
             size(stored),
             size(saved.stream as u64),
             saved.taken.rounds
-        );
+        )?;
     }
     Ok(())
 }

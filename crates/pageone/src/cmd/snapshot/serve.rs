@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         signal_hook::flag::register(signal, ends.clone())?;
     }
     let listener = uffd::listen(&args.uffd)?;
-    eprintln!("pageone: serves {} to programs that connect to {}", args.snapshot.name, args.uffd.display());
+    output::note!("serves {} to programs that connect to {}", args.snapshot.name, args.uffd.display());
     while !ends.load(Ordering::Relaxed) {
         let mut one = [PollFd::new(&listener, PollFlags::IN)];
         if !matches!(poll(&mut one, Some(&NAP)), Ok(count) if count > 0) {
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         let image = image.clone();
         std::thread::spawn(move || {
             if let Err(error) = uffd::serve(&image, &stream) {
-                eprintln!("pageone: {error}");
+                output::note!("{error}");
             }
         });
     }

@@ -62,12 +62,12 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             .with_context(|| format!("no guest goes on from snapshot {}", args.snapshot.name))?;
         what = if agent { "a guest goes on from it, and its agent answers" } else { "a guest goes on from it" };
     }
-    println!(
+    output::line!(
         "{}: {what}; {} read, {:.1} s",
         args.snapshot.name,
         size(image.pages() * BLOCK as u64),
         begin.elapsed().as_secs_f64()
-    );
+    )?;
     Ok(())
 }
 

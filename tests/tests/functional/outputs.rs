@@ -1,0 +1,108 @@
+//! Where the commands write: a pipe that nobody reads ends each of them as it ends `cat`, and a full
+//! device is an error that says so.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output, Stdio};
+
+use e2e::{Daemon, program};
+
+/// Commands that answer nothing on standard output, those whose answer needs a QEMU, and those that
+/// end with another program: `run`.
+const SILENT: [&str; 9] = ["daemon", "run", "attach", "detach", "record", "report", "restore", "snapshot", "help"];
+
+/// The commands, as `pageone --help` lists them.
+fn listed() -> BTreeSet<String> {
+    let help = Command::new(program("pageone")).arg("--help").output().unwrap();
+    let text = String::from_utf8(help.stdout).unwrap();
+    let lines = text.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+/// A pipe whose reader has ended.
+fn closed() -> Stdio {
+    std::io::pipe().unwrap().1.into()
+}
+
+fn full() -> Stdio {
+    File::options().write(true).open("/dev/full").unwrap().into()
+}
+
+#[test]
+fn every_command_ends_quietly_on_a_closed_pipe_and_with_an_error_on_a_full_device() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["hold", "1024", "1", "3"]);
+    client.expect("ready");
+    let pid = client.pid().to_string();
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path();
+    std::fs::write(dir.join("memory"), vec![7; 1 << 20]).unwrap();
+    let mut count = 0;
+    let mut run = |args: &[&str], out: Stdio| -> Output {
+        count += 1;
+        let name = format!("kept-{count}");
+        let args: Vec<&str> = args.iter().map(|word| if *word == "NAME" { &name } else { *word }).collect();
+        let mut command = daemon.pageone(&args);
+        command.current_dir(dir).env("PAGEONE_POOLS", dir.join("names")).stdin(Stdio::null()).stdout(out);
+        command.stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap()
+    };
+    for args in [
+        &["pool", "create", "store", "--capacity", "./pool"][..],
+        &["checkpoint", "--to", "store", "--name", "NAME", &pid],
+        &["record", "-o", "seen.rec", "--for", "1"],
+    ] {
+        let out = run(args, Stdio::piped());
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    let cases: [&[&str]; 23] = [
+        &["--help"],
+        &["--version"],
+        &["pool", "--help"],
+        &["doctor"],
+        &["doctor", "--json"],
+        &["config", "sample"],
+        &["status"],
+        &["status", "--json"],
+        &["top", "--batch", "--count", "1"],
+        &["replay", "--batch", "seen.rec"],
+        &["metrics"],
+        &["dirty", "--count", "1"],
+        &["ksm", "status"],
+        &["estimate", "memory"],
+        &["estimate", "--json", "memory"],
+        &["pool", "list"],
+        &["pool", "show", "store"],
+        &["pool", "ls", "store"],
+        &["pool", "check", "store"],
+        &["snapshot", "ls", "store"],
+        &["checkpoint", "--to", "store", "--name", "NAME", &pid],
+        &["checkpoint", "--json", "--to", "store", "--name", "NAME", &pid],
+        &["pool", "repack", "store"],
+    ];
+    let mut seen: BTreeSet<String> = SILENT.map(str::to_owned).into();
+    let mut wrong = Vec::new();
+    for args in cases {
+        seen.insert(args[0].to_owned());
+        let broken = run(args, closed());
+        let said = String::from_utf8_lossy(&broken.stderr).into_owned();
+        if broken.status.signal() != Some(libc::SIGPIPE) || said.contains("pageone: ") || said.contains("panicked") {
+            wrong.push(format!("{args:?} into a closed pipe: {} {said}", broken.status));
+        }
+        let broken = run(args, full());
+        let said = String::from_utf8_lossy(&broken.stderr).into_owned();
+        if broken.status.code() != Some(1) || !said.contains("cannot write to standard output: No space left") {
+            wrong.push(format!("{args:?} on a full device: {} {said}", broken.status));
+        }
+        // Standard error is of no consequence.
+        let mut command = daemon.pageone(args);
+        let quiet = command.current_dir(dir).env("PAGEONE_POOLS", dir.join("names")).stdout(Stdio::null());
+        let ended = quiet.stderr(full()).status().unwrap();
+        if ended.code().is_none_or(|code| code > 1) {
+            wrong.push(format!("{args:?} with a full device for errors: {ended}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let missing: Vec<String> = listed().into_iter().filter(|command| !seen.contains(command)).collect();
+    assert_eq!(missing, ["demo", "ppr"], "each of them needs a guest with KVM or a device");
+}

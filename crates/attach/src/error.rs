@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum AttachError {
     /// There is none of this number.
-    #[error("there is no process {0}")]
+    #[error("there is no process {0}; `pgrep -a qemu` lists those of QEMU")]
     NoProcess(i32),
     /// A process has one number, each of its threads another.
     #[error("{tid} is a thread of process {pid}; attach the process")]
@@ -49,10 +49,16 @@ pub enum AttachError {
     #[error("attaching is not there for this machine's architecture yet; start the program with `pageone run`")]
     NotHere,
     /// It has no loader.
-    #[error("process {0} is statically linked: it loads no libraries, so the agent cannot be in it")]
+    #[error(
+        "process {0} is statically linked: it loads no libraries, so the agent cannot be in it; use a build \
+             that is linked dynamically against the GNU C library"
+    )]
     Static(i32),
     /// The agent is linked against the GNU C library.
-    #[error("process {0} does not use the GNU C library, which the agent needs")]
+    #[error(
+        "process {0} does not use the GNU C library, which the agent needs; use a build of the program for \
+             it"
+    )]
     OtherLibrary(i32),
     /// Its kernel-kept return addresses would not fit a call from outside.
     #[error("process {0} has a shadow stack, which forbids calls from outside; start it with `pageone run`")]
@@ -126,7 +132,7 @@ pub enum AttachError {
         reason: String,
     },
     /// What its memory holds is no program that the loader made.
-    #[error("the memory of process {pid} is not understood: {what}")]
+    #[error("the memory of process {pid} is not understood: {what}; start the program with `pageone run` instead")]
     Strange {
         /// The process.
         pid: i32,

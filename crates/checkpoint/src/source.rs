@@ -81,7 +81,10 @@ pub enum SourceError {
         source: io::Error,
     },
     /// The process has no memory worth storing.
-    #[error("process {0} has no memory to store: no client, and no mapping of 16 MiB or more")]
+    #[error(
+        "process {0} has no memory to store: no client, and no mapping of 16 MiB or more; for a guest name \
+             QEMU itself, and not a script that starts it"
+    )]
     Nothing(i32),
     /// The page map cannot be scanned.
     #[error("cannot scan the page map of process {pid}")]
@@ -109,7 +112,10 @@ pub enum SourceError {
     #[error("cannot stop the process")]
     Stop(#[source] io::Error),
     /// The process runs on after SIGSTOP.
-    #[error("process {0} does not stop")]
+    #[error(
+        "process {0} does not stop; one of its threads waits in the kernel (state D), for a disk say: try \
+             again later"
+    )]
     StillRuns(i32),
     /// The process has ended.
     #[error("process {0} has ended")]

@@ -34,7 +34,10 @@ pub enum Error {
     #[error("{0}")]
     Failed(String),
     /// The connection broke.
-    #[error("the connection to the daemon broke")]
+    #[error(
+        "the connection to the daemon broke; see in the daemon's log (`journalctl -u pageone`) whether it \
+             has ended, and run the command again"
+    )]
     Broken(#[from] io::Error),
     /// The daemon does not know the request, or its answer is not known here.
     #[error(
@@ -43,7 +46,10 @@ pub enum Error {
     )]
     OtherBuild(#[source] Option<serde_json::Error>),
     /// The answer belongs to another request.
-    #[error("the daemon gave the answer to another request: {0}")]
+    #[error(
+        "the daemon gave the answer to another request: {0}; restart the daemon (guests stay merged), so \
+             that it and the command are of one build"
+    )]
     Unexpected(String),
 }
 

@@ -30,13 +30,16 @@ pub enum ProcessError {
     #[error("it is a thread; give the number of its process")]
     Thread,
     /// The process has no mapping that is guest RAM.
-    #[error("no guest memory of its own was found; shared guest memory cannot be merged")]
+    #[error(
+        "no guest memory of its own was found; shared guest memory cannot be merged; give the guest private \
+             memory (no share=on), or name the process by its number"
+    )]
     NoGuestMemory,
     /// The process has no private mapping.
     #[error("it has no private memory (a kernel thread, or it has ended)")]
     NoMemory,
     /// The kernel has no `PAGEMAP_SCAN`.
-    #[error("Linux 6.7 or later is needed (PAGEMAP_SCAN)")]
+    #[error("Linux 6.7 or later is needed (PAGEMAP_SCAN); files and directories need no such kernel")]
     OldKernel,
     /// The process has ended during the scan.
     #[error("process {0} has ended meanwhile")]

@@ -69,7 +69,7 @@ pub enum Reason {
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// No guest runs.
-    #[error("no guest of QEMU runs here")]
+    #[error("no guest of QEMU runs here; start one first, or name processes by their numbers")]
     NoGuest,
     /// The guests are unknown.
     #[error("cannot list processes: {0}")]

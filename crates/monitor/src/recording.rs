@@ -47,10 +47,13 @@ pub enum Error {
     #[error("the recording has format {0}, and this build reads format 1: use the `pageone` that wrote it")]
     OtherVersion(String),
     /// Nothing in it can be read.
-    #[error("the recording has no moment that can be read")]
+    #[error("the recording has no moment that can be read; record again")]
     Empty,
     /// A moment's bytes have the right checksum and are not a moment.
-    #[error("the moment does not have the form of one: another build may have written it")]
+    #[error(
+        "the moment does not have the form of one: another build may have written it; use the `pageone` that \
+             recorded it"
+    )]
     Malformed,
 }
 

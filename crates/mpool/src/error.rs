@@ -244,7 +244,7 @@ pub enum PoolError {
     #[error("the pool has a class {0} already")]
     ClassExists(MediaClass),
     /// The pool was opened for reading.
-    #[error("the pool was opened for reading only")]
+    #[error("the pool was opened for reading only; leave --read-only and --salvage out to change it")]
     ReadOnly,
     /// A sync failed earlier: the media's contents are unknown.
     #[error("an earlier write to the metadata failed, so their state is unknown; close the pool and open it again")]
@@ -312,7 +312,7 @@ pub enum ObjectError {
         end: u64,
     },
     /// The pool was opened for reading.
-    #[error("the pool was opened for reading only")]
+    #[error("the pool was opened for reading only; leave --read-only and --salvage out to change it")]
     ReadOnly,
     /// A sync failed earlier.
     #[error("an earlier write to {0} failed, so its state is unknown; close the pool and open it again")]

@@ -22,12 +22,7 @@ pub(crate) mod snapshot;
 pub(crate) mod status;
 pub(crate) mod top;
 
-/// Says an error after which the command goes on, with its code and what to do. `about`: what it is
-/// about.
+/// Says an error after which the command goes on. `about`: what it is about.
 pub(crate) fn warn(about: &str, error: &anyhow::Error) {
-    let (code, remedy) = crate::exit::catalog::of(error);
-    output::note!("{about}{error:#} [{code}]");
-    if let Some(remedy) = remedy {
-        output::note!("{}", crate::reflow(remedy, "what to do: ", "            ", 100));
-    }
+    output::note!("{about}{error:#}");
 }

@@ -1,6 +1,4 @@
-//! The exit codes of `pageone`, and the codes of its errors ([`catalog`]).
-
-pub(crate) mod catalog;
+//! The exit codes of `pageone`: the kind of a failure. The error says what failed and what to do.
 
 use std::fmt;
 
@@ -47,27 +45,6 @@ impl Code {
             Code::SecondDaemon => "another daemon is running, or another writer of KSM's settings",
             Code::HostLacks => "this host or account lacks something",
             Code::LeftOut => "`estimate` left something out",
-        }
-    }
-
-    /// What to do, where the message alone may not say it.
-    pub(crate) fn remedy(self) -> Option<&'static str> {
-        match self {
-            Code::Done | Code::Failed => None,
-            Code::Usage => Some("`pageone COMMAND --help` shows the options"),
-            Code::NoDaemon => {
-                Some("start one with `pageone daemon`, or name the directory of the one that runs with `--dir`")
-            }
-            Code::NoClient => Some("`pageone status` lists the clients; `pageone run` starts one"),
-            Code::Configuration => Some(
-                "correct the key that the message names; `pageone config check` looks at the file without starting \
-                 anything",
-            ),
-            Code::SecondDaemon => {
-                Some("stop the other one first, or give this daemon a directory of its own with `--dir`")
-            }
-            Code::HostLacks => Some("`pageone doctor` says what is missing and how to get it"),
-            Code::LeftOut => Some("the message names what was left out and why; the figures are without it"),
         }
     }
 

@@ -124,12 +124,7 @@ fn main() -> ExitCode {
             ExitCode::from(128 + SIGPIPE as u8)
         }
         Err(error) => {
-            let (code, remedy) = exit::catalog::of(&error);
-            let mut text = format!("pageone: {error:#} [{code}]\n");
-            if let Some(remedy) = remedy {
-                text.push_str(&reflow(remedy, "what to do: ", "            ", 100));
-                text.push('\n');
-            }
+            let text = format!("pageone: {error:#}\n");
             let is_journal = service::logs_to_journal();
             let text = if is_journal { service::with_priority(3, text.as_bytes()) } else { text.into_bytes() };
             let _ = std::io::stderr().write_all(&text);

@@ -47,7 +47,8 @@ pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     };
     if !meta.is_dir() || (meta.uid() != uid() && meta.uid() != 0) || meta.mode() & 0o022 != 0 {
         bail!(
-            "{} is not safe to use: it must be a directory of yours (or root's) that no other user can write to",
+            "{} is not safe to use: it must be a directory of yours (or root's) that no other user can write to: \
+             chmod go-w it, or name another directory with --dir",
             dir.display()
         );
     }
@@ -77,7 +78,8 @@ pub(crate) fn open_log(dir: &Path, name: &str) -> Result<std::fs::File> {
     let is_safe = |meta: &std::fs::Metadata| (meta.uid() == uid() || meta.uid() == 0) && meta.mode() & 0o022 == 0;
     if !is_safe(&directory.metadata().with_context(cannot)?) {
         bail!(
-            "{} is not safe to use: it must be a directory of yours (or root's) that no other user can write to",
+            "{} is not safe to use: it must be a directory of yours (or root's) that no other user can write to: \
+             chmod go-w it, or name another directory with --dir",
             dir.display()
         );
     }

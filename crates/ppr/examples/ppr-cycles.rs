@@ -5,8 +5,6 @@
 //! steps on the same layout as the kernel module's, run natively; the median of several rounds over
 //! a guest of 8 GiB, for blocks of the sizes that a page allocator moves. The module adds the call
 //! of a tracepoint and counters.
-
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(clippy::print_stdout)] // A program prints.
 
 use anyhow::Result;

@@ -15,8 +15,6 @@
 //! It runs outside of the guest's process: a guest that meets a claim of a killed `ppr-host` waits
 //! until the next one is started. PageONE's own agent runs inside. The guest must have less than
 //! 2816 MiB, so that its RAM is one piece, and must not be reset while this runs.
-
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(unsafe_code, clippy::print_stdout)] // A file is mapped; a program prints.
 
 use std::fs::{File, OpenOptions};

@@ -10,8 +10,6 @@
 //!
 //! Ends with `PPR-LOAD PASS checks=N` or, as soon as a byte is wrong, with `PPR-LOAD CORRUPT ...`
 //! and exit code 1.
-
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 #![allow(unsafe_code, clippy::print_stdout)] // Memory is mapped and processes are forked; a program prints.
 
 use std::io::{Read, Write};

@@ -18,7 +18,10 @@ pub enum PoolError {
     #[error("a pool has to start at a page: {0:#x} is not aligned")]
     Unaligned(usize),
     /// No host has initialised it.
-    #[error("the pool is not initialised (its first word is {0:#x}): the host does that before the guest starts")]
+    #[error(
+        "the pool is not initialised (its first word is {0:#x}): the host does that before the guest starts; \
+             `pageone run --ppr` does so"
+    )]
     Magic(u64),
     /// The other side uses another version.
     #[error("the pool has version {0}, and this side has {VERSION}: update the older side")]
@@ -27,7 +30,10 @@ pub enum PoolError {
     #[error("the pool requires features {0:#x}, which this side does not know: update this side")]
     Features(u64),
     /// The header contradicts the length.
-    #[error("the pool's header has {field:?} = {found}, but its length requires {expected}: it is damaged")]
+    #[error(
+        "the pool's header has {field:?} = {found}, but its length requires {expected}: it is damaged; start \
+             the guest again with `pageone run --ppr`, which makes a new one"
+    )]
     Header {
         /// The word of the header.
         field: Field,

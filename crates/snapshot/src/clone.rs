@@ -60,7 +60,8 @@ pub enum CloneError {
         source: io::Error,
     },
     /// An image that the snapshot needs is not there.
-    #[error("the image {} is missing or no qcow2: the snapshot was taken with it, and a clone needs it", image.display())]
+    #[error("the image {} is missing or no qcow2: the snapshot was taken with it, and a clone needs it; put it \
+             back (`pageone snapshot ls POOL --json` names the images)", image.display())]
     Image {
         /// The image.
         image: PathBuf,
@@ -148,7 +149,8 @@ pub enum VerifyError {
     #[error("the clone is {0} after its start, and not running; its output says why")]
     State(String),
     /// Its processors execute nothing.
-    #[error("the clone's processors have executed nothing in {} s", .0.as_secs_f64())]
+    #[error("the clone's processors have executed nothing in {} s; output.log in its directory may say more; \
+             take the snapshot again while the guest works", .0.as_secs_f64())]
     Still(Duration),
     /// QEMU has ended, or does not answer.
     #[error(transparent)]

@@ -59,7 +59,10 @@ pub enum DiskError {
         image: String,
     },
     /// The image is not a file here.
-    #[error("disk {disk} is {image}, and only files of this host can be stored")]
+    #[error(
+        "disk {disk} is {image}, and only files of this host can be stored; start the guest with qcow2 or \
+             raw images of this host, or store its RAM alone with `pageone checkpoint`"
+    )]
     NoFile {
         /// QEMU's name for it.
         disk: String,
@@ -69,7 +72,7 @@ pub enum DiskError {
     /// The command line does not name the image.
     #[error(
         "disk {disk} ({image}) is not named on the command line, by file= or filename=, or by -hda to -hdd: a clone could not be \
-         given one of its own"
+         given one of its own; start the guest again with each image named there"
     )]
     NotNamed {
         /// QEMU's name for it.
@@ -304,7 +307,10 @@ mod tests {
         );
         let error = refused("qcow2", "nbd://host/disk", "file=nbd://host/disk");
         assert!(matches!(error, DiskError::NoFile { .. }), "{error}");
-        assert_eq!(error.to_string(), "disk d0 is nbd://host/disk, and only files of this host can be stored");
+        assert!(
+            error.to_string().starts_with("disk d0 is nbd://host/disk, and only files of this host can"),
+            "{error}"
+        );
         let error = refused("qcow2", &image, "if=none,id=d0");
         assert!(matches!(error, DiskError::NotNamed { .. }), "{error}");
         assert!(error.to_string().contains("is not named on the command line, by file="), "{error}");

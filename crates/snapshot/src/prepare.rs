@@ -35,7 +35,10 @@ const LONGEST: usize = 107;
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     /// The program is another one.
-    #[error("{0} is not QEMU for x86-64 guests (a script that starts QEMU cannot be given arguments)")]
+    #[error(
+        "{0} is not QEMU for x86-64 guests (a script that starts QEMU cannot be given arguments); name QEMU \
+             itself: `pageone run --snapshots -- qemu-system-x86_64 …`"
+    )]
     NotQemu(String),
     /// Something would find an empty file in place of the guest's RAM, or cannot be stored.
     #[error("{word}: {why}")]

@@ -60,7 +60,10 @@ pub struct Record {
 
 /// The bytes beside a checkpoint are those of another program, or of another version of this one.
 #[derive(Debug, thiserror::Error)]
-#[error("what is kept beside it is no snapshot that this version of PageONE understands")]
+#[error(
+    "what is kept beside it is no snapshot that this version of PageONE understands; use the version that \
+         took it, or take a new one"
+)]
 pub struct Foreign;
 
 impl Record {
@@ -115,6 +118,10 @@ mod tests {
             assert!(Record::decode(&bytes[..len]).is_err(), "{len}");
         }
         let error = Record::decode(b"PGSNAP02....").unwrap_err().to_string();
-        assert_eq!(error, "what is kept beside it is no snapshot that this version of PageONE understands");
+        assert_eq!(
+            error,
+            "what is kept beside it is no snapshot that this version of PageONE understands; use \
+                           the version that took it, or take a new one"
+        );
     }
 }

@@ -50,7 +50,10 @@ const BANDWIDTH: u64 = 1 << 40;
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// Its command line cannot be read.
-    #[error("no process {pid}, or not one whose command line may be read")]
+    #[error(
+        "no process {pid}, or not one whose command line may be read; name a guest that runs, by its number \
+             or its program's name, as its owner or root"
+    )]
     NoProcess {
         /// The process.
         pid: i32,
@@ -93,7 +96,7 @@ pub enum SaveError {
     #[error("{0}: a clone would not have this descriptor; name a file or a network instead")]
     Descriptor(String),
     /// Where its RAM lies is not known.
-    #[error("QEMU does not say where the guest's RAM is: has the guest started?")]
+    #[error("QEMU does not say where the guest's RAM is: has the guest started? Wait until it has, and try again")]
     Ram,
     /// The agent is not in it, or manages only a part of the RAM.
     #[error(

@@ -15,11 +15,14 @@ pub enum StillError {
     /// Nobody can ask QEMU.
     #[error(
         "its command line names no QMP socket by which QEMU could be stopped; a clone has one if the name of its directory is \
-         short enough (`pageone snapshot run --files`)"
+         short enough (`pageone snapshot run --files`); `pageone snapshot run --merge` starts such clones"
     )]
     NoMonitor,
     /// It neither runs nor was paused: its devices may be at work.
-    #[error("the guest is neither running nor paused, but {0}")]
+    #[error(
+        "the guest is neither running nor paused, but {0}; let it run (`cont` on its monitor) or pause it, \
+             and try again"
+    )]
     State(String),
     /// Its RAM is being sent.
     #[error("it is being migrated, or sent to a snapshot; wait for the end of that")]

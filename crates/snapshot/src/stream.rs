@@ -47,7 +47,10 @@ pub enum StreamError {
     #[error("QEMU's stream has {0}, which this program does not know")]
     Unknown(String),
     /// The guest's RAM is not in it.
-    #[error("QEMU's stream does not have the guest's RAM in one piece")]
+    #[error(
+        "QEMU's stream does not have the guest's RAM in one piece; start the guest by `pageone run \
+             --snapshots`, with its RAM described by -m alone"
+    )]
     NoRam,
 }
 
@@ -392,10 +395,18 @@ mod tests {
         assert!(refused(&other).contains("pages of the kind 0x40"));
         let mut other = Stream::new();
         other.start("0000:00:02.0/vga.vram");
-        assert_eq!(refused(&other), "QEMU's stream does not have the guest's RAM in one piece");
+        assert_eq!(
+            refused(&other),
+            "QEMU's stream does not have the guest's RAM in one piece; start the guest \
+                                     by `pageone run --snapshots`, with its RAM described by -m alone"
+        );
         let mut other = Stream::new();
         other.start("pc.ram").section(PART).page(Some("pc.ram"), 16, 1);
-        assert_eq!(refused(&other), "QEMU's stream does not have the guest's RAM in one piece");
+        assert_eq!(
+            refused(&other),
+            "QEMU's stream does not have the guest's RAM in one piece; start the guest \
+                                     by `pageone run --snapshots`, with its RAM described by -m alone"
+        );
         assert!(pages_of(b"QEVM\0\0\0\x02").0.unwrap_err().to_string().contains("another version"));
         let stopped = split(&bytes[..], RAM_BYTES, |_: u64, _: Option<&[u8; BLOCK]>| false);
         assert_eq!(stopped.unwrap_err().to_string(), "QEMU's stream ends too early");

@@ -59,7 +59,10 @@ pub enum DumpError {
         source: io::Error,
     },
     /// QEMU has no mapping of the size of the guest's memory.
-    #[error("QEMU has no mapping of the size of the guest's memory")]
+    #[error(
+        "QEMU has no mapping of the size of the guest's memory; give the size of QEMU's -m, and memory in \
+             one piece"
+    )]
     NoMemory,
     /// The guest's memory cannot be copied.
     #[error("cannot copy the memory of guest {pid}")]
@@ -293,7 +296,11 @@ mod tests {
         assert!(error.starts_with("cannot create "), "{error}");
         assert_eq!(write(&place, i32::MAX, MIB), format!("cannot stop guest {}", i32::MAX));
         let error = write(&place, mapped.pid(), MIB + 4096);
-        assert_eq!(error, "QEMU has no mapping of the size of the guest's memory");
+        assert_eq!(
+            error,
+            "QEMU has no mapping of the size of the guest's memory; give the size of QEMU's -m, \
+                           and memory in one piece"
+        );
         let [index, pages] = files(&place, 0);
         fs::create_dir(&pages).unwrap();
         assert_eq!(write(&place, mapped.pid(), MIB), format!("cannot copy the memory of guest {}", mapped.pid()));

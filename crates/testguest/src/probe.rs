@@ -40,7 +40,7 @@ pub enum NoKvm {
     #[error("QEMU ends: {0}")]
     Ended(String),
     /// The kernel printed nothing.
-    #[error("a kernel that was started with it was silent for {} s", PATIENCE.as_secs())]
+    #[error("a kernel that was started with it was silent for {} s; leave --accel at auto, or say --accel tcg", PATIENCE.as_secs())]
     Silent,
 }
 

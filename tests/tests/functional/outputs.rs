@@ -1,5 +1,5 @@
-//! Where the commands write: a pipe that nobody reads ends each of them as it ends `cat`, and a full
-//! device is an error that says so.
+//! Where the commands write: a pipe that nobody reads ends each of them as it ends `cat`, and a
+//! full device is an error that says so.
 
 use std::collections::BTreeSet;
 use std::fs::File;

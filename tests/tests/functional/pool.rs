@@ -145,7 +145,6 @@ fn an_encrypted_pool_finds_its_key_in_the_kernels_keyrings() {
     }
     let err = refused(dir.path(), &["create", "other", "--capacity", &at("other"), "--kernel-key", second.name()]);
     assert!(err.contains("cannot be read: neither the session's keyring nor the user's"), "{err}");
-    assert!(err.contains("[P0738]"), "{err}");
     ok(dir.path(), &["destroy", "tenant", "--yes"]);
     for wrong in [&["key", "tenant"][..], &["key", "tenant", "--key-file", &file, "--kernel-key", name]] {
         assert_eq!(pool(dir.path(), wrong).status.code(), Some(2), "{wrong:?}");

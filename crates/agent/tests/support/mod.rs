@@ -4,6 +4,7 @@
 //! environment; the program then obeys commands, one a line, and answers each with one line.
 
 #![allow(unsafe_code)] // Maps and marks memory.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // Prints for who runs it.
 #![allow(dead_code)] // Each test file uses its part.
 #![allow(clippy::unwrap_used)] // In tests.
 

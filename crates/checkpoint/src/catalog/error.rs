@@ -18,7 +18,10 @@ pub enum OpenError {
     #[error("the pool's root MDC holds something else than checkpoints; give them a pool of their own")]
     Foreign,
     /// The list is of another format, or the pool holds other objects.
-    #[error("this pool is not one of checkpoints of format {FORMAT} or {COMPRESSED}")]
+    #[error(
+        "this pool is not one of checkpoints of format {FORMAT} or {COMPRESSED}; make one with `pageone pool \
+             create`, or use the version that stored into it"
+    )]
     Format,
     /// The list cannot be opened or repaired.
     #[error(transparent)]
@@ -77,10 +80,13 @@ pub struct CatalogDamage {
 #[derive(Debug, thiserror::Error)]
 pub enum BeginError {
     /// The name is taken.
-    #[error("there is a checkpoint called {0:?} already")]
+    #[error(
+        "there is a checkpoint called {0:?} already; give another name with --name, or remove that one with \
+             `pageone pool rm`"
+    )]
     Exists(String),
     /// The name is empty or too long.
-    #[error("a checkpoint's name has 1 to 127 bytes")]
+    #[error("a checkpoint's name has 1 to 127 bytes; give such a name with --name, or leave --name out")]
     Name,
     /// The list of checkpoints is damaged.
     #[error(transparent)]
@@ -285,7 +291,10 @@ pub enum PageFlaw {
         chunk: usize,
     },
     /// A part of the index has not the length of its entries.
-    #[error("mblock {mblock:#x} of the index has {is} bytes, and {expected} for its entries")]
+    #[error(
+        "mblock {mblock:#x} of the index has {is} bytes, and {expected} for its entries; nothing is lost, \
+             and the next checkpoint makes the index anew"
+    )]
     Index {
         /// The mblock.
         mblock: u64,

@@ -113,7 +113,14 @@ fn a_process_that_waits_in_the_kernel_is_not_waited_for() {
     let source = open(child.0, &memory).unwrap();
     let error = source.stop_within(Duration::from_millis(50)).map(drop).unwrap_err();
     assert!(matches!(error, SourceError::StillRuns(_)), "{error}");
-    assert_eq!(error.to_string(), format!("process {} does not stop", child.0));
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "process {} does not stop; one of its threads waits in the kernel \
+                                           (state D), for a disk say: try again later",
+            child.0
+        )
+    );
 }
 
 #[test]

@@ -40,7 +40,10 @@ pub enum FreezeError {
     #[error("another checkpoint of process {0} is being taken; wait for its end")]
     Frozen(i32),
     /// It is being detached.
-    #[error("process {0} is being detached; a checkpoint of it needs no daemon afterwards")]
+    #[error(
+        "process {0} is being detached; a checkpoint of it needs no daemon afterwards; if one is wanted, \
+             wait until `pageone detach` has ended"
+    )]
     Detaching(i32),
     /// Its agent does not report.
     #[error("the agent in process {pid} has not finished its work within {} s; if the process is stopped, let it go on for a moment", PATIENCE.as_secs())]

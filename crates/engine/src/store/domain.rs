@@ -37,7 +37,10 @@ pub(crate) struct DomainKey {
 /// Why a client may not join a domain.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DomainError {
-    #[error("uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may")]
+    #[error(
+        "uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may; \
+             add the uid there and reload the daemon, or leave --domain out"
+    )]
     NotListed { uid: u32, name: String },
     #[error(
         "uid {uid} has made {most} domains, and may not make more; let its clients share domains, end those of some, \

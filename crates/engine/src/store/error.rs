@@ -15,6 +15,9 @@ pub(crate) enum GrowError {
     Memfd(#[from] MemfdError),
     #[error("the store cannot take memory: {0}")]
     Allocate(std::io::Error),
-    #[error("the store has {0} segments, and can have no more")]
+    #[error(
+        "the store has {0} segments, and can have no more; divide the programs among more domains (`pageone \
+             run --domain`)"
+    )]
     Full(usize),
 }

@@ -87,7 +87,7 @@ fn other_files_are_refused_with_a_sentence() {
     assert_eq!(error(b""), "this is no recording of `pageone record`");
     assert_eq!(error(b"\x7fELF............................"), "this is no recording of `pageone record`");
     assert!(error(b"PageONE record 2.....").contains("format 2, and this build reads format 1"));
-    assert_eq!(error(&MAGIC), "the recording has no moment that can be read");
+    assert_eq!(error(&MAGIC), "the recording has no moment that can be read; record again");
 }
 
 #[test]

@@ -89,9 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let left_out = report.left_out.len();
     for LeftOut { target, reason } in report.left_out {
-        let reason = anyhow::Error::from(reason);
-        let (code, _) = crate::exit::catalog::of(&reason);
-        output::note!("left out: {target}: {reason} [{code}]");
+        output::note!("left out: {target}: {reason}");
     }
     match left_out {
         0 => Ok(()),

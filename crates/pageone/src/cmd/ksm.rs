@@ -37,12 +37,17 @@ fn open() -> Result<Ksm> {
 /// For `pageone run --backend ksm`: makes all memory of this process mergeable by KSM, and of the
 /// program that it executes.
 pub(crate) fn enable(domain: Option<&str>) -> Result<()> {
-    ensure!(domain.is_none(), "KSM has no domains: it merges over all users and programs of the host");
+    ensure!(
+        domain.is_none(),
+        "KSM has no domains: it merges over all users and programs of the host; leave \
+                               --domain or --backend ksm out"
+    );
     let ksm = open()?;
     let (major, minor, release) = kmem::procfs::kernel_release();
     ensure!(
         (major, minor) >= (6, 10),
-        "Linux {release} does not keep PR_SET_MEMORY_MERGE for a program that is executed; 6.10 or later does"
+        "Linux {release} does not keep PR_SET_MEMORY_MERGE for a program that is executed; 6.10 or later does; \
+         without --backend ksm older ones do"
     );
     merge_all_memory()?;
     if ksm.run().is_ok_and(|run| run != 1) {

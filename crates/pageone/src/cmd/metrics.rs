@@ -61,7 +61,7 @@ fn bind(path: &Path) -> Result<UnixListener> {
             std::fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))?;
         }
     } else {
-        bail!("somebody listens on {} already", path.display());
+        bail!("somebody listens on {} already; name another path with --socket, or end that program", path.display());
     }
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let listener = UnixListener::bind(path);

@@ -143,7 +143,10 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 pub(crate) fn check_kernel() -> Result<()> {
     use kmem::uffd::{Features, Uffd};
     if let Some(release) = kmem::pagemap::too_old() {
-        anyhow::bail!("Linux {release} is too old; 6.7 or later is needed");
+        anyhow::bail!(
+            "Linux {release} is too old; 6.7 or later is needed (Debian 12 has one in \
+                       bookworm-backports; on 6.1 a QEMU merges with --backend module)"
+        );
     }
     kmem::check_page_size(kmem::page_size())?;
     Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED)?;

@@ -116,7 +116,8 @@ pub(crate) fn serve(lease: i32, record: Option<&Path>) -> Result<()> {
 fn read(view: &View, checkpoint: &Checkpoint) -> Result<Record> {
     let bytes = view.beside_checkpoint(checkpoint)?.with_context(|| {
         format!(
-            "{} is a checkpoint, and no snapshot: it has no devices, and no guest can go on from it",
+            "{} is a checkpoint, and no snapshot: it has no devices, and no guest can go on from it; `pageone \
+             restore` gives its memory back",
             checkpoint.name
         )
     })?;

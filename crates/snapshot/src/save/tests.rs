@@ -38,7 +38,7 @@ fn refused(guest: Result<Guest, SaveError>) -> SaveError {
 fn a_process_that_is_no_prepared_guest_is_refused() {
     let error = refused(Guest::open(i32::MAX));
     assert!(matches!(error, SaveError::NoProcess { .. }), "{error}");
-    assert!(error.to_string().ends_with("or not one whose command line may be read"), "{error}");
+    assert!(error.to_string().contains("or not one whose command line may be read; name a guest"), "{error}");
     let error = refused(Guest::open(std::process::id() as i32));
     assert!(matches!(error, SaveError::Unprepared(_)), "{error}");
     assert!(error.to_string().contains("was not prepared, and its command line names no socket of QMP"), "{error}");
@@ -64,7 +64,11 @@ fn what_qemu_says_is_in_the_way_is_said() {
     assert!(error.to_string().starts_with("this guest cannot be stored, QEMU says: one; two;"), "{error}");
     let error = refused(guest(&[("human-monitor-command", "\"No memory is mapped at address 0x0\"")]));
     assert!(matches!(error, SaveError::Ram), "{error}");
-    assert_eq!(error.to_string(), "QEMU does not say where the guest's RAM is: has the guest started?");
+    assert_eq!(
+        error.to_string(),
+        "QEMU does not say where the guest's RAM is: has the guest started? Wait until \
+                                   it has, and try again"
+    );
     assert!(guest(RUNS).is_ok());
 }
 

@@ -20,11 +20,15 @@ fn names_that_are_taken_or_cannot_be_are_refused() {
     let refused = |name: &str| all.begin(name).map(drop).unwrap_err();
     let error = refused("one");
     assert!(matches!(error, BeginError::Exists(_)), "{error}");
-    assert_eq!(error.to_string(), "there is a checkpoint called \"one\" already");
+    assert!(error.to_string().starts_with("there is a checkpoint called \"one\" already; give another"), "{error}");
     for name in ["", &"x".repeat(128)] {
         let error = refused(name);
         assert!(matches!(error, BeginError::Name), "{error}");
-        assert_eq!(error.to_string(), "a checkpoint's name has 1 to 127 bytes");
+        assert_eq!(
+            error.to_string(),
+            "a checkpoint's name has 1 to 127 bytes; give such a name with --name, or \
+                                       leave --name out"
+        );
     }
     assert!(all.begin(&"x".repeat(127)).is_ok());
 }
@@ -50,7 +54,10 @@ fn a_pool_of_something_else_is_left_alone() {
         assert!(matches!(error, OpenError::Format), "{error}");
         assert_eq!(
             error.to_string(),
-            format!("this pool is not one of checkpoints of format {FORMAT} or {COMPRESSED}")
+            format!(
+                "this pool is not one of checkpoints of format {FORMAT} or {COMPRESSED}; make one with \
+                     `pageone pool create`, or use the version that stored into it"
+            )
         );
     }
 }

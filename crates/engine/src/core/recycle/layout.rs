@@ -30,7 +30,10 @@ pub(crate) enum LayoutError {
     #[error(transparent)]
     Qmp(#[from] QmpError),
     /// RAM that QEMU lists has no host address, or not one piece.
-    #[error("QEMU lists RAM at {0:#x} that is not one piece of its memory")]
+    #[error(
+        "QEMU lists RAM at {0:#x} that is not one piece of its memory; start the guest with \
+             --free-page-reporting in place of --ppr"
+    )]
     Torn(u64),
 }
 

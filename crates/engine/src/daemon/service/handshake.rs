@@ -113,7 +113,10 @@ enum AdmissionError {
          end programs that map files which do not answer, and see that /etc/pve answers where there is one"
     )]
     Busy,
-    #[error("there are {MAX_CLIENTS} clients, and there can be no more")]
+    #[error(
+        "there are {MAX_CLIENTS} clients, and there can be no more; start further ones under a second daemon \
+             with a directory of its own (--dir)"
+    )]
     Full,
     #[error(transparent)]
     OverBound(#[from] OverBound),

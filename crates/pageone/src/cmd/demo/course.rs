@@ -186,7 +186,7 @@ impl Summary {
 /// comes. Wrong bytes and deaths after the first round are no error, but the [`Summary`] has not
 /// passed.
 pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
-    ensure!(options.guests > 0, "--guests 0: there is nothing to merge");
+    ensure!(options.guests > 0, "--guests 0: there is nothing to merge; say --guests 2 or more");
     let spec = prepare(options)?;
     let spec = if options.guest.accel == "auto" { choose_accelerator(&spec) } else { spec };
     let interrupted = Interrupt::catch()?;
@@ -449,7 +449,10 @@ fn used_mib() -> Result<f64> {
 
 fn used_by(meminfo: &Path) -> Result<f64> {
     let text = std::fs::read_to_string(meminfo).context("cannot read /proc/meminfo")?;
-    used_in(&text).context("/proc/meminfo has no MemTotal or no MemAvailable (since Linux 3.14)")
+    used_in(&text).context(
+        "/proc/meminfo has no MemTotal or no MemAvailable (since Linux 3.14); in a container, \
+                            show the kernel's own file",
+    )
 }
 
 fn used_in(meminfo: &str) -> Option<f64> {

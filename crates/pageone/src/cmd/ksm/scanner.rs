@@ -51,7 +51,10 @@ impl Scanner {
         let found = ksm.pages_to_scan()?;
         let run = ksm.run()?;
         if dry_run && run != 1 {
-            bail!("KSM is stopped (run is {run}), so there is nothing to see; without --dry-run it would be started");
+            bail!(
+                "KSM is stopped (run is {run}), so there is nothing to see; without --dry-run it would be started \
+                   (leave --dry-run out, or write 1 to /sys/kernel/mm/ksm/run)"
+            );
         }
         let mut scanner = Self {
             found,
@@ -142,7 +145,14 @@ impl Scanner {
             return Ok(());
         };
         let who = other_writer(&self.ksm).map_or(String::new(), |who| format!(": {who}"));
-        Err(Coded(Code::SecondDaemon, format!("{changed}{who}; two governors would fight, so this one ends")).into())
+        Err(Coded(
+            Code::SecondDaemon,
+            format!(
+                "{changed}{who}; two governors would fight, so this one ends: stop ksmtuned or the kernel's advisor \
+                 first"
+            ),
+        )
+        .into())
     }
 
     /// Keeps the pages as they are set now, instead of restoring them.
@@ -280,7 +290,7 @@ mod tests {
             error.to_string()
         };
         put(dir.path(), "run", "0");
-        assert_eq!(error(), "another program stopped KSM (run); two governors would fight, so this one ends");
+        assert!(error().starts_with("another program stopped KSM (run); two governors would fight"), "{}", error());
         put(dir.path(), "pages_to_scan", "7");
         assert!(error().starts_with("another program changed pages_to_scan to 7"), "{}", error());
         put(dir.path(), "advisor_mode", "none [scan-time]");

@@ -49,7 +49,12 @@ pub(super) fn prepare(
             mount.path.display()
         )
     })?;
-    let text = |word: &OsString| word.clone().into_string().ok().context("a word of its command line is no text");
+    let text = |word: &OsString| {
+        word.clone()
+            .into_string()
+            .ok()
+            .context("a word of its command line is no text; use UTF-8 in options and file names")
+    };
     let words = program[1..].iter().map(text).collect::<Result<Vec<String>>>()?;
     if let Some(word) = obstacle(&words, &mount.path) {
         bail!("{word}: the guest's RAM must be described by -m alone, or lie in {} already", mount.path.display());

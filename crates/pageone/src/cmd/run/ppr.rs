@@ -68,7 +68,8 @@ pub(crate) fn prepare(
     let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
     ensure!(
         is_qemu(program),
-        "--ppr is for QEMU's x86-64 guests, and {name} is not QEMU (a script that starts QEMU cannot be given arguments)"
+        "--ppr is for QEMU's x86-64 guests, and {name} is not QEMU (a script that starts QEMU cannot be given arguments); \
+         start QEMU itself with --ppr, or leave --ppr out"
     );
     check(arguments)?;
     let memory = memory_of(arguments);

@@ -16,7 +16,13 @@ use crate::paths;
 /// # Errors
 /// If the guest cannot be prepared; the message says why.
 pub(super) fn prepare(command: &mut Command, program: &[OsString], dir: Option<PathBuf>) -> Result<Prepared> {
-    let text = |word: &OsString| word.clone().into_string().ok().context("a word of its command line is no text");
+    let text = |word: &OsString| {
+        word.clone().into_string().ok().context(
+            "a word of its command line is no text; \
+                                                                          use UTF-8 in options and file names, \
+                                                                          or leave --snapshots out",
+        )
+    };
     let words = program[1..].iter().map(text).collect::<Result<Vec<String>>>()?;
     let own = std::path::absolute(dir.unwrap_or_else(paths::own_directory).join("guests"))?;
     // Whoever may connect to a guest's monitor controls it.
@@ -52,6 +58,10 @@ mod tests {
     fn words_that_are_no_text_are_refused() {
         let words = ["qemu-system-x86_64".into(), OsString::from_vec(b"-name=\xff".to_vec())];
         let error = prepare(&mut Command::new("qemu"), &words, Some("/nonexistent".into())).err().unwrap();
-        assert_eq!(error.to_string(), "a word of its command line is no text");
+        assert_eq!(
+            error.to_string(),
+            "a word of its command line is no text; use UTF-8 in options and file \
+                                       names, or leave --snapshots out"
+        );
     }
 }

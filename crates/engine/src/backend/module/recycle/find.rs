@@ -63,7 +63,10 @@ pub(super) struct Subject {
 enum FindError {
     #[error("its descriptors cannot be had: {0}")]
     Descriptor(std::io::Error),
-    #[error("its monitor is no Unix socket")]
+    #[error(
+        "its monitor is no Unix socket; start the guest with `pageone run --backend module --ppr`, which \
+             gives it one"
+    )]
     NoMonitor,
     #[error(transparent)]
     Pool(#[from] TakeError),
@@ -73,7 +76,10 @@ enum FindError {
     Layout(#[from] LayoutError),
     #[error("its mappings cannot be read: {0}")]
     Maps(std::io::Error),
-    #[error("none of its RAM is a file of pageonefs that it maps shared")]
+    #[error(
+        "none of its RAM is a file of pageonefs that it maps shared; describe its RAM by -m alone, or by a \
+             memory-backend-file in the mount with share=on"
+    )]
     Unmanaged,
     /// Nobody waits for the answer.
     #[error("it has ended")]

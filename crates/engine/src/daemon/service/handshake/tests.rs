@@ -198,7 +198,13 @@ fn a_daemon_that_is_full_says_so() {
     let agent = introduce_oneself(&mut daemon);
     daemon.service.shared.fill(&Arc::new(client().0));
     let why = refusal_of(&mut daemon, &agent);
-    assert_eq!(why, format!("there are {MAX_CLIENTS} clients, and there can be no more"));
+    assert_eq!(
+        why,
+        format!(
+            "there are {MAX_CLIENTS} clients, and there can be no more; start further ones under \
+                             a second daemon with a directory of its own (--dir)"
+        )
+    );
 }
 
 #[test]

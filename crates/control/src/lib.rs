@@ -35,7 +35,7 @@ pub use histogram::{BOUNDS, Histogram};
 pub use metrics::{Kind, Metric, Scope, Unit, Value};
 pub use openmetrics::{ALIASES, CONTENT_TYPE, OTHER_SAMPLES, Sample, openmetrics};
 pub use protocol::ChangeLog;
-pub use server::{DetachStep, Detaching, Freeze, Handler, Refusal};
+pub use server::{DetachStep, Detaching, Freeze, Handler, Peer, Refusal};
 pub use sharing::{
     Cell, ClientMap, Content, DomainSharing, HotRange, MOST_CELLS, MOST_CONTENTS, MOST_HOT, MOST_SHARERS, Pair,
     RegionMap, Sharer, SharingMatrix,

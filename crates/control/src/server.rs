@@ -1,8 +1,8 @@
 //! The daemon's side of the control socket: one thread for each connection.
 //!
-//! Every user may connect. Root and the daemon's owner see and freeze every client. Other users
-//! see, freeze and detach only their own processes. They neither set marks nor get change logs: the
-//! next checkpoint that root takes would rely on their marks.
+//! Every user may connect. Root and the daemon's owner see and freeze every client. What another
+//! peer sees, freezes and detaches is the handler's to say ([`Handler::access`]). It neither sets
+//! marks nor gets change logs: the next checkpoint that root takes would rely on its marks.
 //!
 //! A user has a few connections at a time ([`users`]). A whole request must arrive in time, and so
 //! must a whole answer.
@@ -16,10 +16,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kmem::peer;
+use kmem::pidfd::PidFd;
+
 use crate::SOCKET;
 use crate::dirty::DirtyStatus;
 use crate::protocol::{Answer, ChangeLog, MAX_MARK, MAX_REQUEST, Mark, NOT_A_REQUEST, Request};
-use crate::server::users::{Connection, Users};
+use crate::server::users::{CONNECTIONS, Connection, TRUSTED_CONNECTIONS, Users};
 use crate::sharing::{ClientMap, SharingMatrix};
 use crate::status::Status;
 
@@ -53,39 +56,67 @@ impl From<Refusal> for Answer {
     }
 }
 
-/// What the server asks of the engine. `uid`: answer only about this user's processes.
+/// Who asks: the process at the other end of a connection, as it was when it connected.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its effective user.
+    pub uid: u32,
+    /// Its number; 0: it lies outside of this process's PID namespace.
+    pub pid: i32,
+    /// The process itself. `None`: it has ended.
+    pub process: Option<PidFd>,
+}
+
+impl Peer {
+    fn of(stream: &UnixStream) -> io::Result<Self> {
+        let peer = peer::Peer::of(stream)?;
+        Ok(Self { uid: peer.uid, pid: peer.pid, process: peer::pidfd(stream).ok() })
+    }
+
+    /// Whether it is root's or that of the daemon's owner, who see everything.
+    pub fn is_trusted(&self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
+/// What the server asks of the engine. Each answer is about what the peer has access to.
 pub trait Handler: Send + Sync + 'static {
+    /// What a peer may see and do.
+    type Access;
     /// A client that is being detached.
     type Detaching: Detaching;
     /// A client that is frozen while this value lives.
     type Freeze: Freeze;
 
+    /// What this peer may see and do.
+    fn access(&self, peer: &Peer) -> Self::Access;
+
     /// The status of everything.
-    fn status(&self, uid: Option<u32>) -> Status;
+    fn status(&self, access: &Self::Access) -> Status;
 
     /// Which pages these processes write; all clients if `pids` is empty.
     ///
     /// # Errors
     ///
     /// [`Refusal::Unknown`] for the first process that is not a client.
-    fn dirty(&self, pids: &[i32], uid: Option<u32>) -> Result<Vec<DirtyStatus>, Refusal>;
+    fn dirty(&self, pids: &[i32], access: &Self::Access) -> Result<Vec<DirtyStatus>, Refusal>;
 
     /// A map of this process's memory.
     ///
     /// # Errors
     ///
     /// [`Refusal::Unknown`] if it is not a client.
-    fn map(&self, pid: i32, uid: Option<u32>) -> Result<ClientMap, Refusal>;
+    fn map(&self, pid: i32, access: &Self::Access) -> Result<ClientMap, Refusal>;
 
     /// Who shares with whom.
-    fn sharing(&self, uid: Option<u32>) -> SharingMatrix;
+    fn sharing(&self, access: &Self::Access) -> SharingMatrix;
 
     /// Tells a client to unmerge its memory. Returns at once; the value says when it is done.
     ///
     /// # Errors
     ///
     /// When the process is not a client, or cannot be told.
-    fn detach(&self, pid: i32, uid: Option<u32>) -> Result<Self::Detaching, Refusal>;
+    fn detach(&self, pid: i32, access: &Self::Access) -> Result<Self::Detaching, Refusal>;
 
     /// Unplugs the device in which a client's guest marks its free pages. Returns when that is
     /// done.
@@ -93,14 +124,14 @@ pub trait Handler: Send + Sync + 'static {
     /// # Errors
     ///
     /// When the process is not a client or has no such device, or its guest does not let go of it.
-    fn pause(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal>;
+    fn pause(&self, pid: i32, access: &Self::Access) -> Result<(), Refusal>;
 
     /// Plugs it in again.
     ///
     /// # Errors
     ///
     /// As [`Handler::pause`].
-    fn resume(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal>;
+    fn resume(&self, pid: i32, access: &Self::Access) -> Result<(), Refusal>;
 
     /// Freezes a client: until the value is dropped, nothing of it is scanned or merged. Returns
     /// when the client's agent has nothing left to do.
@@ -108,7 +139,7 @@ pub trait Handler: Send + Sync + 'static {
     /// # Errors
     ///
     /// When the process is not a client, is frozen already, or its agent does not answer.
-    fn freeze(&self, pid: i32, uid: Option<u32>) -> Result<Self::Freeze, Refusal>;
+    fn freeze(&self, pid: i32, access: &Self::Access) -> Result<Self::Freeze, Refusal>;
 }
 
 /// A client that is being detached. Dropping the value changes nothing.
@@ -170,10 +201,10 @@ pub fn serve<H: Handler>(handler: Arc<H>, directory: &Path) -> io::Result<()> {
                 std::thread::sleep(RETRY);
                 continue;
             };
-            let Some((connection, uid)) = admit(&mut users, &stream) else { continue };
+            let Some((connection, peer)) = admit(&mut users, &stream) else { continue };
             let handler = handler.clone();
             let serve_one = move || {
-                if let Err(e) = serve_one(&*handler, &stream, &connection, uid) {
+                if let Err(e) = serve_one(&*handler, &stream, &connection, &peer) {
                     tracing::debug!("a control request failed: {e}");
                 }
             };
@@ -186,21 +217,19 @@ pub fn serve<H: Handler>(handler: Arc<H>, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Finds out whose connection it is, and whether that user may have one more. The user is `None`
-/// for root and the daemon's owner, who see everything.
-fn admit(users: &mut Users, mut stream: &UnixStream) -> Option<(Connection, Option<u32>)> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?.uid.as_raw();
-    let own = rustix::process::geteuid().as_raw();
-    let uid = (peer != 0 && peer != own).then_some(peer);
-    let connection = users.admit(peer, uid.is_none());
+/// Finds out whose connection it is, and whether that user may have one more.
+fn admit(users: &mut Users, mut stream: &UnixStream) -> Option<(Connection, Peer)> {
+    let peer = Peer::of(stream).ok()?;
+    let most = if peer.is_trusted() { TRUSTED_CONNECTIONS } else { CONNECTIONS };
+    let connection = users.admit(peer.uid, most);
     if connection.is_none() {
-        let why = format!("user {peer} has too many connections to the daemon; close some and try again");
+        let why = format!("user {} has too many connections to the daemon; close some and try again", peer.uid);
         let line = serde_json::to_vec(&Answer::Failed(why)).ok()?;
         // The buffer of a new connection has room for it.
         stream.set_nonblocking(true).ok()?;
         let _ = stream.write_all(&line);
     }
-    Some((connection?, uid))
+    Some((connection?, peer))
 }
 
 /// A stream whose bytes must all arrive before a deadline, however few come at a time.
@@ -240,34 +269,30 @@ impl Write for Timed<'_> {
     }
 }
 
-fn serve_one<H: Handler>(
-    handler: &H,
-    stream: &UnixStream,
-    connection: &Connection,
-    uid: Option<u32>,
-) -> io::Result<()> {
+fn serve_one<H: Handler>(handler: &H, stream: &UnixStream, connection: &Connection, peer: &Peer) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(Timed::new(stream).take(MAX_REQUEST)).read_line(&mut line)?;
-    // Root and the owner need not wait for each other.
-    let status = || Answer::Status(Box::new(handler.status(uid)));
-    let dirty = |pids: &[i32]| handler.dirty(pids, uid).map_or_else(Answer::from, Answer::Dirty);
-    let map = |pid| handler.map(pid, uid).map_or_else(Answer::from, |map| Answer::Map(Box::new(map)));
-    let sharing = || Answer::Sharing(Box::new(handler.sharing(uid)));
-    let trusted = uid.is_none();
+    // Root and the owner need not wait for each other. To find a tenant costs CPU time, too.
+    let access = match peer.is_trusted() {
+        true => handler.access(peer),
+        false => connection.in_turn(|| handler.access(peer)),
+    };
+    let in_turn = |answer: &dyn Fn() -> Answer| match peer.is_trusted() {
+        true => answer(),
+        false => connection.in_turn(answer),
+    };
     let answer = match serde_json::from_str(&line) {
-        Ok(Request::Status) if trusted => status(),
-        Ok(Request::Status) => connection.in_turn(status),
-        Ok(Request::Detach(pid)) => detach(handler, pid, uid, stream)?,
-        Ok(Request::Pause(pid)) => handler.pause(pid, uid).map_or_else(Answer::from, |()| Answer::Done),
-        Ok(Request::Resume(pid)) => handler.resume(pid, uid).map_or_else(Answer::from, |()| Answer::Done),
-        Ok(Request::Dirty(pids)) if trusted => dirty(&pids),
-        Ok(Request::Dirty(pids)) => connection.in_turn(|| dirty(&pids)),
-        Ok(Request::Map(pid)) if trusted => map(pid),
-        Ok(Request::Map(pid)) => connection.in_turn(|| map(pid)),
-        Ok(Request::Sharing) if trusted => sharing(),
-        Ok(Request::Sharing) => connection.in_turn(sharing),
-        Ok(Request::Freeze(pid)) => match handler.freeze(pid, uid) {
-            Ok(freeze) => return serve_freeze(freeze, trusted, stream),
+        Ok(Request::Status) => in_turn(&|| Answer::Status(Box::new(handler.status(&access)))),
+        Ok(Request::Detach(pid)) => detach(handler, pid, &access, stream)?,
+        Ok(Request::Pause(pid)) => handler.pause(pid, &access).map_or_else(Answer::from, |()| Answer::Done),
+        Ok(Request::Resume(pid)) => handler.resume(pid, &access).map_or_else(Answer::from, |()| Answer::Done),
+        Ok(Request::Dirty(pids)) => in_turn(&|| handler.dirty(&pids, &access).map_or_else(Answer::from, Answer::Dirty)),
+        Ok(Request::Map(pid)) => {
+            in_turn(&|| handler.map(pid, &access).map_or_else(Answer::from, |map| Answer::Map(Box::new(map))))
+        }
+        Ok(Request::Sharing) => in_turn(&|| Answer::Sharing(Box::new(handler.sharing(&access)))),
+        Ok(Request::Freeze(pid)) => match handler.freeze(pid, &access) {
+            Ok(freeze) => return serve_freeze(freeze, peer, stream),
             Err(refusal) => refusal.into(),
         },
         Err(e) if e.is_data() => Answer::Failed(format!(
@@ -285,9 +310,10 @@ fn send(stream: &UnixStream, answer: &Answer) -> io::Result<()> {
     Timed::new(stream).write_all(&out)
 }
 
-/// Keeps a client frozen until its connection closes. `trusted`: it may set a mark and get the
+/// Keeps a client frozen until its connection closes. A trusted peer may set a mark, and gets the
 /// change log.
-fn serve_freeze(mut freeze: impl Freeze, trusted: bool, mut stream: &UnixStream) -> io::Result<()> {
+fn serve_freeze(mut freeze: impl Freeze, peer: &Peer, mut stream: &UnixStream) -> io::Result<()> {
+    let trusted = peer.is_trusted();
     let changes = freeze.changes().filter(|_| trusted);
     send(stream, &Answer::Frozen(changes))?;
     stream.set_read_timeout(None)?;
@@ -306,8 +332,8 @@ fn serve_freeze(mut freeze: impl Freeze, trusted: bool, mut stream: &UnixStream)
 }
 
 /// Waits for the end of a detach, and says once a second what it waits for.
-fn detach<H: Handler>(handler: &H, pid: i32, uid: Option<u32>, stream: &UnixStream) -> io::Result<Answer> {
-    let detaching = match handler.detach(pid, uid) {
+fn detach<H: Handler>(handler: &H, pid: i32, access: &H::Access, stream: &UnixStream) -> io::Result<Answer> {
+    let detaching = match handler.detach(pid, access) {
         Ok(detaching) => detaching,
         Err(refusal) => return Ok(refusal.into()),
     };

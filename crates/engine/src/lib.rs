@@ -37,6 +37,7 @@
 //! of it can exist (`store`). What is not certain is kept. Digests, ages and ledgers may
 //! be wrong or late; that costs at most a missed merge.
 
+mod access;
 mod backend;
 mod client;
 mod config;
@@ -51,6 +52,7 @@ mod testing;
 mod users;
 mod world;
 
+pub use self::access::Access;
 pub use self::core::recycle::device::PlugError;
 pub use config::{
     Changes, CommandOption, Config, ConfigError, DomainConfig, Effect, ManagedBy, Range, SETTINGS, Setting, TenantBy,

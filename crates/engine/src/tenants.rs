@@ -103,16 +103,20 @@ impl Guest {
 
 /// What manages a process; `None`: nothing that is known, so it is its user's. `root` is the
 /// directory of the host's files, `/` outside of tests.
-///
-/// The process may end, and another get its number, while this looks: the caller holds a pidfd and
-/// asks afterwards whether it still lives. May wait for files of `/etc/pve` (FUSE).
-pub(crate) fn find(root: &Path, pid: i32) -> Option<Guest> {
+fn find(root: &Path, pid: i32) -> Option<Guest> {
     let text = file::read_kernel(&root.join(format!("proc/{pid}/cgroup")));
     let place = match text.map(|text| cgroup::place(&text)) {
-        Ok(place) => place,
+        Ok(Ok(place)) => place,
+        Ok(Err(outside)) => return Some(process::unknown(root, pid, &format!("/proc/{pid}/cgroup: {outside}"))),
         // It has no cgroup where the kernel has none at all.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && root.join(format!("proc/{pid}/ns")).exists() => None,
-        Err(e) => return Some(process::unknown(root, pid, &format!("/proc/{pid}/cgroup can't be read: {e}"))),
+        Err(e) => {
+            return Some(process::unknown(
+                root,
+                pid,
+                &format!("/proc/{pid}/cgroup can't be read: {e}; run the daemon as root"),
+            ));
+        }
     };
     let Some(place) = place else {
         let uuid = libvirt::label(root, pid);
@@ -146,11 +150,19 @@ pub(crate) fn find(root: &Path, pid: i32) -> Option<Guest> {
     })
 }
 
+/// Which domain a process gets, and why.
+///
+/// It may end, and another get its number: the caller holds a pidfd and asks afterwards whether it
+/// still lives. May wait for files of `/etc/pve` (FUSE).
+pub(crate) fn verdict(rules: &[TenantRule], pid: i32) -> Verdict {
+    judge(rules, find(Path::new("/"), pid))
+}
+
 /// The sources that tenants are taken from without a rule of the configuration.
 const BY_DEFAULT: [TenantBy; 4] = [TenantBy::Project, TenantBy::Slice, TenantBy::Pool, TenantBy::Namespace];
 
 /// Applies the first rule that matches, or the defaults.
-pub(crate) fn judge(rules: &[TenantRule], guest: Option<Guest>) -> Verdict {
+fn judge(rules: &[TenantRule], guest: Option<Guest>) -> Verdict {
     let Some(guest) = guest else {
         return Verdict { rule: "default: by user".into(), ..Verdict::default() };
     };

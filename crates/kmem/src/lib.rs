@@ -22,6 +22,7 @@ pub mod mm;
 pub mod numa;
 pub mod pagemap;
 pub mod pageonefs;
+pub mod peer;
 pub mod pidfd;
 pub mod procfs;
 pub mod procmem;

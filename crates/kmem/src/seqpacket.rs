@@ -6,11 +6,9 @@
 //!
 //! Sources: `unix(7)`, `socket(7)`, `recv(2)`, `cmsg(3)`.
 
-#![allow(unsafe_code)] // Socket options that rustix lacks.
-
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::Mode;
@@ -19,8 +17,6 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-
-use crate::pidfd::PidFd;
 
 /// `SCM_MAX_FD`: the most descriptors that one message carries.
 pub const MAX_FDS: usize = 253;
@@ -89,17 +85,6 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-}
-
-/// The process at the other end, as it was when that end connected or began to listen.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Peer {
-    /// Process; 0: it lies outside of this process's PID namespace.
-    pub pid: i32,
-    /// Effective user.
-    pub uid: u32,
-    /// Effective group.
-    pub gid: u32,
 }
 
 /// One end of a connection.
@@ -194,54 +179,6 @@ impl Conn {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a message or its descriptors did not fit"));
         }
         Ok(Some(received.bytes))
-    }
-
-    /// The process at the other end (`SO_PEERCRED`).
-    ///
-    /// # Errors
-    ///
-    /// Those of `getsockopt(2)`.
-    pub fn peer(&self) -> io::Result<Peer> {
-        let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        // SAFETY: the value of SO_PEERCRED is a `ucred`.
-        unsafe { self.option(libc::SO_PEERCRED, &mut cred) }?;
-        Ok(Peer { pid: cred.pid, uid: cred.uid, gid: cred.gid })
-    }
-
-    /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). On older kernels
-    /// this opens the process's number, which another process may have by then: compare what
-    /// matters, such as the owner, afterwards.
-    ///
-    /// # Errors
-    ///
-    /// `ESRCH` or `EINVAL`: the process has ended.
-    pub fn peer_pidfd(&self) -> io::Result<PidFd> {
-        /// Not in every version of the C library.
-        const SO_PEERPIDFD: libc::c_int = 77;
-        let mut fd: RawFd = -1;
-        // SAFETY: the value of SO_PEERPIDFD is a descriptor, an `int`.
-        match unsafe { self.option(SO_PEERPIDFD, &mut fd) } {
-            // SAFETY: the kernel has just opened this descriptor, and no other code knows it.
-            Ok(()) => Ok(PidFd::from_fd(unsafe { OwnedFd::from_raw_fd(fd) })),
-            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => PidFd::open(self.peer()?.pid),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Reads an option of `SOL_SOCKET`.
-    ///
-    /// # Safety
-    ///
-    /// `T` is the type of this option's value, or a type for which all bytes of it are valid.
-    unsafe fn option<T>(&self, option: libc::c_int, value: &mut T) -> io::Result<()> {
-        let mut len = size_of::<T>() as libc::socklen_t;
-        let value = (&raw mut *value).cast();
-        // SAFETY: the kernel writes at most `len` bytes to `value`, which is borrowed for writing
-        // and as long. By the contract the result is a valid `T`.
-        if unsafe { libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, option, value, &mut len) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
     }
 }
 

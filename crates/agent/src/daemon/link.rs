@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kmem::peer::Peer;
 use kmem::raw;
 use kmem::seqpacket::Conn;
 use rustix::io::Errno;
@@ -169,7 +170,7 @@ fn connect(path: &Path) -> Result<(), LinkError> {
         return Err(LinkError::Closed);
     }
     let conn = Conn::connect(path)?;
-    let peer = conn.peer()?;
+    let peer = Peer::of(&conn)?;
     if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
         return Err(LinkError::Peer(peer.uid));
     }

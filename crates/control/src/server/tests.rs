@@ -54,47 +54,50 @@ impl Detaching for Steps {
 }
 
 impl Handler for Fake {
+    type Access = ();
     type Detaching = Steps;
     type Freeze = Frozen;
 
-    fn status(&self, _: Option<u32>) -> Status {
+    fn access(&self, _: &Peer) {}
+
+    fn status(&self, (): &()) -> Status {
         let mut status = Status::default();
         status.metrics.pages_shared = 5;
         status
     }
 
-    fn dirty(&self, pids: &[i32], _: Option<u32>) -> Result<Vec<DirtyStatus>, Refusal> {
+    fn dirty(&self, pids: &[i32], (): &()) -> Result<Vec<DirtyStatus>, Refusal> {
         pids.iter().try_for_each(|&pid| known(pid))?;
         Ok(vec![DirtyStatus { pid: 7, ..DirtyStatus::default() }])
     }
 
-    fn map(&self, pid: i32, _: Option<u32>) -> Result<ClientMap, Refusal> {
+    fn map(&self, pid: i32, (): &()) -> Result<ClientMap, Refusal> {
         known(pid)?;
         let cells = vec![Cell { merged: 3, ..Cell::default() }];
         let regions = vec![RegionMap { start: 1 << 40, pages: 3, cells }];
         Ok(ClientMap { pid, regions, ..ClientMap::default() })
     }
 
-    fn sharing(&self, _: Option<u32>) -> SharingMatrix {
+    fn sharing(&self, (): &()) -> SharingMatrix {
         let pairs = vec![Pair { a: 0, b: 1, pages: 9 }];
         SharingMatrix { domains: vec![DomainSharing { pairs, ..DomainSharing::default() }] }
     }
 
-    fn detach(&self, pid: i32, _: Option<u32>) -> Result<Steps, Refusal> {
+    fn detach(&self, pid: i32, (): &()) -> Result<Steps, Refusal> {
         known(pid)?;
         Ok(Steps(Mutex::new(3)))
     }
 
-    fn pause(&self, pid: i32, _: Option<u32>) -> Result<(), Refusal> {
+    fn pause(&self, pid: i32, (): &()) -> Result<(), Refusal> {
         known(pid)
     }
 
-    fn resume(&self, pid: i32, _: Option<u32>) -> Result<(), Refusal> {
+    fn resume(&self, pid: i32, (): &()) -> Result<(), Refusal> {
         known(pid)?;
         Err(Refusal::Busy("it waits for an incoming migration".into()))
     }
 
-    fn freeze(&self, pid: i32, _: Option<u32>) -> Result<Frozen, Refusal> {
+    fn freeze(&self, pid: i32, (): &()) -> Result<Frozen, Refusal> {
         known(pid)?;
         let mut frozen = self.frozen.lock().unwrap();
         if std::mem::replace(&mut *frozen, true) {

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 /// Connections of one user at a time: some commands and some checkpoints at once.
 pub(super) const CONNECTIONS: u32 = 16;
 /// Connections of root and the daemon's owner at a time: monitors of all kinds.
-const TRUSTED_CONNECTIONS: u32 = 256;
+pub(super) const TRUSTED_CONNECTIONS: u32 = 256;
 /// After a request, a user's next one waits for this many times as long: requests take a tenth of a
 /// CPU at most.
 const SHARE: u32 = 9;
@@ -39,12 +39,11 @@ pub(super) struct Connection(Arc<User>);
 pub(super) struct Users(HashMap<u32, Arc<User>>);
 
 impl Users {
-    /// Admits one more connection of this user. `None`: it has too many.
-    pub(super) fn admit(&mut self, uid: u32, trusted: bool) -> Option<Connection> {
+    /// Admits one more connection of this user, if it has less than `most`.
+    pub(super) fn admit(&mut self, uid: u32, most: u32) -> Option<Connection> {
         // Users without connections are forgotten, except for the time that their last one used.
         self.0.retain(|_, user| user.connections.load(Acquire) > 0 || user.is_in_debt());
         let user = self.0.entry(uid).or_default();
-        let most = if trusted { TRUSTED_CONNECTIONS } else { CONNECTIONS };
         if user.connections.fetch_add(1, AcqRel) >= most {
             user.connections.fetch_sub(1, AcqRel);
             if user.refused.swap(1, AcqRel) == 0 {
@@ -93,20 +92,23 @@ mod tests {
     #[test]
     fn one_user_cannot_take_the_connections_of_another() {
         let mut users = Users::default();
-        let mut kept: Vec<_> = (0..CONNECTIONS).map_while(|_| users.admit(7, false)).collect();
+        let mut kept: Vec<_> = (0..CONNECTIONS).map_while(|_| users.admit(7, CONNECTIONS)).collect();
         assert_eq!(kept.len(), CONNECTIONS as usize);
-        assert!(users.admit(7, false).is_none(), "too many");
-        assert!(users.admit(8, false).is_some() && users.admit(0, true).is_some(), "others have theirs");
+        assert!(users.admit(7, CONNECTIONS).is_none(), "too many");
+        assert!(
+            users.admit(8, CONNECTIONS).is_some() && users.admit(0, TRUSTED_CONNECTIONS).is_some(),
+            "others have theirs"
+        );
         kept.pop();
-        assert!(users.admit(7, false).is_some());
+        assert!(users.admit(7, CONNECTIONS).is_some());
         drop(kept);
-        users.admit(9, false);
+        users.admit(9, CONNECTIONS);
         assert!(!users.0.contains_key(&7), "who has no connection is forgotten");
     }
 
     #[test]
     fn requests_of_a_user_leave_most_of_the_time_to_others() {
-        let connection = Users::default().admit(7, false).unwrap();
+        let connection = Users::default().admit(7, CONNECTIONS).unwrap();
         let begin = Instant::now();
         let mut answering = Duration::ZERO;
         for _ in 0..5 {

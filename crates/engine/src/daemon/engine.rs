@@ -153,12 +153,6 @@ impl Engine {
         // A thread that is held up in a client's memory keeps the process, and its descriptors.
         let _ = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
     }
-
-    /// The owner of a client process, or of a guest whose free pages are punched.
-    pub fn owner(&self, pid: i32) -> Option<u32> {
-        let client = self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.user.uid);
-        client.or_else(|| self.files.guests.owner(pid))
-    }
 }
 
 impl Drop for Engine {

@@ -1,7 +1,8 @@
 //! The engine answers what arrives at the control socket.
 
-use control::{ChangeLog, ClientMap, DirtyStatus, Handler, Refusal, SharingMatrix, Status};
+use control::{ChangeLog, ClientMap, DirtyStatus, Handler, Peer, Refusal, SharingMatrix, Status};
 
+use crate::access::Access;
 use crate::core::recycle::device::PlugError;
 use crate::daemon::detach::{DetachError, Detaching};
 use crate::daemon::engine::Engine;
@@ -9,58 +10,69 @@ use crate::daemon::freeze::{Freeze, FreezeError};
 use crate::report::map;
 
 impl Engine {
-    /// Whether a process belongs to another user. Such a process gets the same answer as one that
-    /// is not a client: what other users run stays their business.
-    fn is_hidden(&self, pid: i32, uid: Option<u32>) -> bool {
-        uid.is_some() && self.owner(pid) != uid
+    /// Whether the peer may not touch this process, as client or as guest whose free pages are
+    /// punched. The answer is that for a process which is neither: what others run stays their
+    /// business.
+    fn is_hidden(&self, pid: i32, access: &Access) -> bool {
+        if let Some(client) = self.shared.clients().iter().find(|client| client.pid == pid) {
+            return !access.covers_client(client);
+        }
+        let config = self.shared.config();
+        let is_covered = |uid| access.covers_process(&config.tenants, uid, pid);
+        *access != Access::All && !self.files.guests.owner(pid).is_some_and(is_covered)
     }
 }
 
 impl Handler for Engine {
+    type Access = Access;
     type Detaching = Detaching;
     type Freeze = Freeze;
 
-    fn status(&self, uid: Option<u32>) -> Status {
-        Engine::status(self, uid)
+    fn access(&self, peer: &Peer) -> Access {
+        Access::of(&self.shared.config().tenants, peer)
     }
 
-    fn dirty(&self, pids: &[i32], uid: Option<u32>) -> Result<Vec<DirtyStatus>, Refusal> {
-        Engine::dirty(self, pids, uid).map_err(|e| Refusal::Unknown(e.to_string()))
+    fn status(&self, access: &Access) -> Status {
+        Engine::status(self, access)
     }
 
-    fn map(&self, pid: i32, uid: Option<u32>) -> Result<ClientMap, Refusal> {
+    fn dirty(&self, pids: &[i32], access: &Access) -> Result<Vec<DirtyStatus>, Refusal> {
+        Engine::dirty(self, pids, access).map_err(|e| Refusal::Unknown(e.to_string()))
+    }
+
+    fn map(&self, pid: i32, access: &Access) -> Result<ClientMap, Refusal> {
         let clients = self.shared.clients();
-        let client = clients.iter().find(|client| client.pid == pid && uid.is_none_or(|uid| uid == client.user.uid));
+        let client = clients.iter().find(|client| client.pid == pid && access.covers_client(client));
         Ok(map::map(client.ok_or(DetachError::NotAClient(pid))?))
     }
 
-    fn sharing(&self, uid: Option<u32>) -> SharingMatrix {
-        Engine::sharing(self, uid)
+    fn sharing(&self, access: &Access) -> SharingMatrix {
+        Engine::sharing(self, access)
     }
 
-    fn detach(&self, pid: i32, uid: Option<u32>) -> Result<Detaching, Refusal> {
-        if self.is_hidden(pid, uid) {
+    fn detach(&self, pid: i32, access: &Access) -> Result<Detaching, Refusal> {
+        if self.is_hidden(pid, access) {
             return Err(DetachError::NotAClient(pid).into());
         }
         Ok(Engine::detach(self, pid)?)
     }
 
-    fn pause(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal> {
-        if self.is_hidden(pid, uid) {
+    fn pause(&self, pid: i32, access: &Access) -> Result<(), Refusal> {
+        if self.is_hidden(pid, access) {
             return Err(PlugError::NotAClient(pid).into());
         }
         Ok(Engine::pause(self, pid)?)
     }
 
-    fn resume(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal> {
-        if self.is_hidden(pid, uid) {
+    fn resume(&self, pid: i32, access: &Access) -> Result<(), Refusal> {
+        if self.is_hidden(pid, access) {
             return Err(PlugError::NotAClient(pid).into());
         }
         Ok(Engine::resume(self, pid)?)
     }
 
-    fn freeze(&self, pid: i32, uid: Option<u32>) -> Result<Freeze, Refusal> {
-        if self.is_hidden(pid, uid) {
+    fn freeze(&self, pid: i32, access: &Access) -> Result<Freeze, Refusal> {
+        if self.is_hidden(pid, access) {
             return Err(FreezeError::NotAClient(pid).into());
         }
         Ok(Engine::freeze(self, pid)?)

@@ -15,6 +15,7 @@ use std::time::Instant;
 use control::{DirtyStatus, Heat, Window};
 use parking_lot::MutexGuard;
 
+use crate::access::Access;
 use crate::backend::agent::scan::ScanFor;
 use crate::client::link::Link;
 use crate::client::{Client, State};
@@ -46,15 +47,15 @@ fn ask(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), rustix:
 pub struct NotAClient(pub i32);
 
 impl Engine {
-    /// Which pages these processes write; all clients if `pids` is empty. Scans them first. `uid`:
-    /// only what belongs to this user.
+    /// Which pages these processes write; all clients if `pids` is empty. Scans them first. Only
+    /// what the peer has access to.
     ///
     /// # Errors
     ///
     /// [`NotAClient`], for the first process that is not a client.
-    pub fn dirty(&self, pids: &[i32], uid: Option<u32>) -> Result<Vec<DirtyStatus>, NotAClient> {
+    pub fn dirty(&self, pids: &[i32], access: &Access) -> Result<Vec<DirtyStatus>, NotAClient> {
         let mut clients = self.shared.clients();
-        clients.retain(|client| uid.is_none_or(|uid| uid == client.user.uid));
+        clients.retain(|client| access.covers_client(client));
         if let Some(&pid) = pids.iter().find(|&&pid| !clients.iter().any(|client| client.pid == pid)) {
             return Err(NotAClient(pid));
         }

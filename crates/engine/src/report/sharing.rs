@@ -14,6 +14,7 @@ use control::{Content, DomainSharing, MOST_CONTENTS, MOST_SHARERS, Pair, Sharer,
 use kmem::PAGE_SIZE;
 use wire::{PageNo, RegionId, Run};
 
+use crate::access::Access;
 use crate::client::Client;
 use crate::core::content::frame::Frame;
 use crate::core::ledger::Entry;
@@ -32,18 +33,18 @@ const CANDIDATES: usize = 8 * MOST_CONTENTS;
 const HINT: usize = 40;
 
 impl Engine {
-    /// Who shares with whom. `uid`: only what belongs to this user.
-    pub fn sharing(&self, uid: Option<u32>) -> SharingMatrix {
+    /// Who shares with whom, of those that the peer has access to. What pages hold is told to those
+    /// who see everything.
+    pub fn sharing(&self, access: &Access) -> SharingMatrix {
         let deadline = Instant::now() + TIME;
         let all = self.shared.clients();
         let mut domains = Vec::new();
         for domain in self.shared.domains() {
             let of_domain: Vec<_> = all.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain)).collect();
-            let own: Vec<_> = of_domain.iter().copied().filter(|c| uid.is_none_or(|uid| uid == c.user.uid)).collect();
-            // What others' pages hold is not told, nor how many there are.
-            let alone = own.len() == of_domain.len();
+            let own: Vec<_> = of_domain.iter().copied().filter(|c| access.covers_client(c)).collect();
             if !own.is_empty() {
-                domains.push(of_one_domain(&domain, &own, alone, deadline));
+                let candidates = if *access == Access::All { CANDIDATES } else { 0 };
+                domains.push(of_one_domain(&domain, &own, candidates, deadline));
             }
         }
         SharingMatrix { domains }
@@ -95,14 +96,14 @@ impl Walk {
     }
 }
 
-/// `alone`: the domain has no clients but these.
-fn of_one_domain(domain: &Domain, clients: &[&Arc<Client>], alone: bool, deadline: Instant) -> DomainSharing {
+/// `candidates`: how many frames are read for the list of contents; 0: there is none.
+fn of_one_domain(domain: &Domain, clients: &[&Arc<Client>], candidates: usize, deadline: Instant) -> DomainSharing {
     let merged = |client: &Client| client.state().regions.values().map(|region| region.counts().merged).sum::<u64>();
     let mut ranked: Vec<(u64, &Arc<Client>)> = clients.iter().map(|client| (merged(client), *client)).collect();
     ranked.sort_by_key(|&(merged, _)| std::cmp::Reverse(merged));
     ranked.truncate(MOST_SHARERS);
     let frames = domain.store.usage().frames;
-    let top = if alone { domain.store.most_used(CANDIDATES) } else { Vec::new() };
+    let top = if candidates > 0 { domain.store.most_used(candidates) } else { Vec::new() };
     let mut walk = Walk {
         every: (frames / MOST_FRAMES).max(1).next_power_of_two().min(1 << 15) as u32,
         mappers: HashMap::new(),
@@ -130,7 +131,7 @@ fn of_one_domain(domain: &Domain, clients: &[&Arc<Client>], alone: bool, deadlin
         clients_unlisted: clients.len() - listed.len(),
         clients: listed,
         pairs,
-        contents: if alone { contents(domain, &top, &walk, zeros) } else { Vec::new() },
+        contents: if candidates > 0 { contents(domain, &top, &walk, zeros) } else { Vec::new() },
         sampled: walk.every,
     }
 }

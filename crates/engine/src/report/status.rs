@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Remarks, Status};
 
+use crate::access::Access;
 use crate::client::{Client, State};
 use crate::daemon::engine::Engine;
 use crate::report::files;
@@ -21,8 +22,8 @@ const MAPPING_BYTES: i64 = 225;
 const PAGE: i64 = kmem::PAGE_SIZE as i64;
 
 impl Engine {
-    /// The state of everything now. `uid`: only what belongs to this user; sums are over all users.
-    pub fn status(&self, uid: Option<u32>) -> Status {
+    /// The state of what the peer has access to, now; sums are over all users.
+    pub fn status(&self, access: &Access) -> Status {
         let shared = &self.shared;
         let (clients, gone) = shared.clients_and_gone();
         let of_host = OfHost {
@@ -38,31 +39,36 @@ impl Engine {
             writer_stall: gone.stalls,
             ..Status::default()
         };
-        for user in shared.users.all().iter().filter(|user| uid.is_none_or(|uid| uid == user.uid)) {
-            status.refused.extend(user.refused().into_iter().map(|refused| refused_status(user.uid, refused)));
+        let config = shared.config();
+        let rules = &config.tenants;
+        for user in shared.users.all() {
+            let told = user.refused().into_iter().filter(|one| access.covers_process(rules, user.uid, one.pid));
+            status.refused.extend(told.map(|refused| refused_status(user.uid, refused)));
         }
         let mut unmerged = gone.unmerged;
         for domain in shared.domains() {
-            let clients = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
-            let (mut out, totals) = domain_status(shared, &of_host, &domain, clients, &mut status.metrics);
+            let of_domain = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
+            let (mut out, totals) = domain_status(shared, &of_host, &domain, of_domain, &mut status.metrics);
             status.metrics += &out.metrics;
             unmerged += totals;
             out.clients.iter().for_each(|client| status.writer_stall += &client.writer_stall);
-            if let Some(uid) = uid {
-                out.clients.retain(|client| client.uid == uid);
-            }
-            if uid.is_none() || !out.clients.is_empty() {
+            let is_of =
+                |client: &ClientStatus| clients.iter().any(|one| one.pid == client.pid && access.covers_client(one));
+            out.clients.retain(|client| *access == Access::All || is_of(client));
+            if *access == Access::All || !out.clients.is_empty() {
                 status.domains.push(out);
             }
         }
-        self.files(&mut status, &of_host, uid);
+        self.files(&mut status, &of_host, access);
         self.headroom(&mut status, unmerged + shared.below.unmerged());
         status
     }
 
     /// Files that are merged below their mappings.
-    fn files(&self, status: &mut Status, of_host: &OfHost, uid: Option<u32>) {
+    fn files(&self, status: &mut Status, of_host: &OfHost, access: &Access) {
         let mounts = self.files.tell();
+        let config = self.shared.config();
+        let rules = &config.tenants;
         let host = files::OfHost { paused: of_host.paused.as_deref(), cpu_limit: of_host.cpu_limit };
         for mut domain in files::domains(&mounts, &host) {
             status.metrics += &domain.metrics;
@@ -70,10 +76,8 @@ impl Engine {
                 status.metrics += &client.metrics;
                 client.recycling.iter().for_each(|recycling| status.metrics += &recycling.metrics);
             }
-            if let Some(uid) = uid {
-                domain.clients.retain(|client| client.uid == uid);
-            }
-            if uid.is_none() || !domain.clients.is_empty() {
+            domain.clients.retain(|client| access.covers_process(rules, client.uid, client.pid));
+            if *access == Access::All || !domain.clients.is_empty() {
                 status.domains.push(domain);
             }
         }

@@ -41,9 +41,14 @@ pub(super) enum Unit {
     },
 }
 
+/// The group lies outside of the daemon's cgroup namespace: what it is cannot be told.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its group lies outside of the daemon's cgroup namespace; start the daemon in that of the host")]
+pub(super) struct Outside;
+
 /// What the lines of `/proc/PID/cgroup` say. Systemd's own hierarchy counts first, then the unified
 /// one, then the others in their order.
-pub(super) fn place(text: &str) -> Option<Place> {
+pub(super) fn place(text: &str) -> Result<Option<Place>, Outside> {
     let mut lines: Vec<(u8, &str)> = text
         .lines()
         .filter_map(|line| {
@@ -57,8 +62,12 @@ pub(super) fn place(text: &str) -> Option<Place> {
             Some((order, path))
         })
         .collect();
+    // cgroup_namespaces(7): such a path is relative to the reader's own group.
+    if lines.iter().any(|(_, path)| path.split('/').any(|group| group == "..")) {
+        return Err(Outside);
+    }
     lines.sort_by_key(|(order, _)| *order);
-    lines.into_iter().find_map(|(_, path)| of_path(path))
+    Ok(lines.into_iter().find_map(|(_, path)| of_path(path)))
 }
 
 fn of_path(path: &str) -> Option<Place> {

@@ -17,7 +17,11 @@ pub(super) fn contained(root: &Path, pid: i32) -> Option<Guest> {
         let (own, theirs) = match (of("self"), of(&pid.to_string())) {
             (Ok(own), Ok(theirs)) => ((own.dev(), own.ino()), (theirs.dev(), theirs.ino())),
             (Err(e), _) | (_, Err(e)) => {
-                return Some(unknown(root, pid, &format!("/proc/{pid}/{file} can't be read: {e}")));
+                return Some(unknown(
+                    root,
+                    pid,
+                    &format!("/proc/{pid}/{file} can't be read: {e}; run the daemon as root"),
+                ));
             }
         };
         if own != theirs {
@@ -34,10 +38,10 @@ pub(super) fn own(root: &Path, pid: i32) -> Tenant {
     Tenant::new("process", format!("{pid}-{}", start(&stat).unwrap_or(0)))
 }
 
-/// A process of which not even the manager is known.
+/// A process of which not even the manager is known: why, and the remedy.
 pub(super) fn unknown(root: &Path, pid: i32, why: &str) -> Guest {
     let mut guest = Guest::new(ManagedBy::Unknown, own(root, pid));
-    guest.unknown = Some(format!("{why}; run the daemon as root"));
+    guest.unknown = Some(why.into());
     guest
 }
 

@@ -126,6 +126,15 @@ fn a_guest_without_a_tenant_has_a_domain_of_its_own_and_a_partition_is_one() {
 }
 
 #[test]
+fn a_group_outside_of_the_daemons_cgroup_namespace_is_a_domain_of_its_own() {
+    for group in ["0::/../machine.slice/machine-qemu\\x2d3\\x2dweb.scope\n", "0::/../../user.slice/x\n", "0::/..\n"] {
+        let verdict = judge(&[], Host::with(group).find());
+        assert_eq!(verdict.tenant.unwrap().source, "process", "{group}");
+        assert!(verdict.unknown.unwrap().contains("outside of the daemon's cgroup namespace"), "{group}");
+    }
+}
+
+#[test]
 fn what_contradicts_the_kernel_does_not_count() {
     let own = "guest:qemu-3-web-1";
     let labelled = |id, label: &str| {
@@ -243,7 +252,7 @@ fn a_cgroup_says_what_manages_a_guest() {
         ("0::/system.slice/vm1.service\n", "user"),
         ("0::/init.scope\n", "user"),
         ("0::/\n", "user"),
-        ("0::/../machine.slice/machine-b.slice\n", "user"),
+        ("0::/../machine.slice/machine-b.slice\n", "process:4711-98765"),
         ("", "user"),
     ] {
         assert_eq!(Host::with(cgroup).tenant(), tenant, "{cgroup}");
@@ -374,7 +383,7 @@ proptest! {
             let _ = kubernetes::parse(&text, POD);
             let _ = process::start(&text);
             let user = cgroup::place(&["0::/user.slice/", &text.replace('\n', ""), "\n"].concat());
-            prop_assert!(user.is_none());
+            prop_assert!(!matches!(user, Ok(Some(_))));
         }
     }
 }

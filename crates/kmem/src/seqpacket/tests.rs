@@ -1,7 +1,10 @@
+#![allow(unsafe_code)] // setrlimit(2) and what tests do with processes.
+
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 use crate::memfd;
+use crate::peer::{self, Peer};
 use crate::testing::{Child, forking, pause_for_ever};
 
 fn received(conn: &Conn, room: usize) -> io::Result<(Option<Vec<u8>>, Vec<OwnedFd>)> {
@@ -117,8 +120,8 @@ fn clients_connect_and_are_known() {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
     };
-    assert_eq!(server.peer().unwrap(), us);
-    assert_eq!(client.peer().unwrap(), us);
+    assert_eq!(Peer::of(&server).unwrap(), us);
+    assert_eq!(Peer::of(&client).unwrap(), us);
 
     drop(listener);
     assert_eq!(Conn::connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
@@ -144,8 +147,8 @@ fn the_peers_process_is_the_one_that_connected() {
         }
         std::thread::yield_now();
     };
-    assert_eq!(server.peer().unwrap().pid, child.0);
-    let process = server.peer_pidfd().unwrap();
+    assert_eq!(Peer::of(&server).unwrap().pid, child.0);
+    let process = peer::pidfd(&server).unwrap();
     assert!(!process.has_exited());
     drop(child);
     assert!(process.has_exited());

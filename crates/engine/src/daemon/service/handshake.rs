@@ -5,12 +5,12 @@ mod segments;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kmem::memfd::{self, SharedMap};
-use kmem::seqpacket::{Conn, Peer};
+use kmem::peer::{self, Peer};
+use kmem::seqpacket::Conn;
 use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
 use self::segments::Held;
@@ -127,7 +127,7 @@ impl Service {
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS {
             let Ok(Some(conn)) = self.listener.accept() else { return };
-            let Ok(peer) = conn.peer() else { continue };
+            let Ok(peer) = Peer::of(&conn) else { continue };
             let user = self.shared.users.user(peer.uid);
             let conn = Connection::new(conn, user.clone());
             let claim = match user.claim(Kind::Handshakes, 1) {
@@ -284,8 +284,8 @@ impl Admitted {
         let Peer { pid, uid, .. } = handshake.peer;
         let checked = || -> Result<_, AdmissionError> {
             let claim = handshake.user.claim(Kind::Clients, 1)?;
-            let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
-            let verdict = tenants::judge(&shared.config().tenants, tenants::find(Path::new("/"), pid));
+            let pidfd = peer::pidfd(handshake.conn.as_fd()).map_err(AdmissionError::Process)?;
+            let verdict = tenants::verdict(&shared.config().tenants, pid);
             let process = Process::open(pid, uid, &control, address)?;
             // The process lived all the time, so no other had its number; and it ran no other
             // program, since it still shows the control page.

@@ -1,0 +1,103 @@
+//! Who may: what a process at the other end of a control connection may see and do.
+//!
+//! | who | what |
+//! |---|---|
+//! | root, the daemon's owner | all, and what pages hold |
+//! | another process | clients of its own user *and* its own tenant, and not what pages hold |
+//! | one whose tenant is unknown | no client |
+//!
+//! Its tenant is found as that of a client is ([`crate::tenants`]): what manages guests runs those of
+//! all tenants as one user. A client's tenant is the one that it had when it was admitted.
+
+use control::Peer;
+
+use crate::client::Client;
+use crate::config::TenantRule;
+use crate::tenants::{self, Tenant};
+
+/// What a process may see and do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Everything.
+    All,
+    /// Clients of this user and tenant.
+    Of(u32, Option<Part>),
+    /// No client.
+    Nobody,
+}
+
+/// A tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part(Tenant);
+
+impl Access {
+    /// That of a process. May wait for files of managers.
+    pub(crate) fn of(rules: &[TenantRule], peer: &Peer) -> Self {
+        if peer.is_trusted() {
+            return Self::All;
+        }
+        let Some(process) = &peer.process else { return Self::Nobody };
+        let tenant = tenants::verdict(rules, peer.pid).tenant;
+        // Else another process may have its number.
+        if process.has_exited() { Self::Nobody } else { Self::Of(peer.uid, tenant.map(Part)) }
+    }
+
+    /// Whether a process of this user and tenant may be seen and touched.
+    fn covers(&self, uid: u32, tenant: Option<&Tenant>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Of(own, part) => *own == uid && part.as_ref().map(|part| &part.0) == tenant,
+            Self::Nobody => false,
+        }
+    }
+
+    /// Whether a client may be seen and touched.
+    pub(crate) fn covers_client(&self, client: &Client) -> bool {
+        self.covers(client.user.uid, client.verdict.tenant.as_ref())
+    }
+
+    /// Whether a process that is no client of an agent may be seen and touched.
+    pub(crate) fn covers_process(&self, rules: &[TenantRule], uid: u32, pid: i32) -> bool {
+        let tenant = || tenants::verdict(rules, pid).tenant;
+        match self {
+            Self::Of(own, _) => *own == uid && self.covers(uid, tenant().as_ref()),
+            Self::All => true,
+            Self::Nobody => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kmem::pidfd::PidFd;
+
+    use super::*;
+
+    #[test]
+    fn tenants_of_one_user_see_nothing_of_each_other() {
+        let tenant = |value: &str| Tenant { source: "project", value: value.into() };
+        let (a, b) = (tenant("a"), tenant("b"));
+        let of_a = Access::Of(64055, Some(Part(a.clone())));
+        assert!(of_a.covers(64055, Some(&a)));
+        assert!(!of_a.covers(64055, Some(&b)) && !of_a.covers(64055, None) && !of_a.covers(1000, Some(&a)));
+        let unmanaged = Access::Of(64055, None);
+        assert!(unmanaged.covers(64055, None) && !unmanaged.covers(64055, Some(&a)) && !unmanaged.covers(0, None));
+        assert!(!Access::Nobody.covers(64055, None) && !Access::Nobody.covers(64055, Some(&a)));
+        assert!(Access::All.covers(64055, Some(&a)) && Access::All.covers(1000, None));
+    }
+
+    #[test]
+    fn a_process_has_the_access_of_its_user_and_tenant_while_it_lives() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id() as i32;
+        let peer = |uid| Peer { uid, pid, process: PidFd::open(pid).ok() };
+        let own = tenants::verdict(&[], pid).tenant.map(Part);
+        let (root, living, unknown) = (peer(0), peer(12345), Peer { process: None, ..peer(12345) });
+        assert_eq!(Access::of(&[], &root), Access::All);
+        assert_eq!(Access::of(&[], &living), Access::Of(12345, own));
+        assert_eq!(Access::of(&[], &unknown), Access::Nobody);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(Access::of(&[], &living), Access::Nobody, "its number may be another's");
+    }
+}

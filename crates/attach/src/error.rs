@@ -142,6 +142,9 @@ pub enum AttachError {
     /// It ended meanwhile.
     #[error("process {0} ended meanwhile")]
     Ended(i32),
+    /// There is no guard.
+    #[error(transparent)]
+    Guard(#[from] guard::GuardError),
     /// Another error of the kernel.
     #[error("process {pid}: {what}: {error}")]
     Kernel {

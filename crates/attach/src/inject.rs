@@ -188,7 +188,7 @@ impl<'a> Session<'a> {
         self.jump(function, [0; 3])?;
         while Instant::now() < deadline {
             self.tracee.step().map_err(ended)?;
-            match self.tracee.wait(deadline).map_err(ended)? {
+            match self.wait(deadline).map_err(ended)? {
                 Some(Stop::Group) => self.tracee.listen().map_err(ended)?,
                 Some(_) => {
                     let at = self.tracee.registers().map_err(ended)?;
@@ -200,6 +200,17 @@ impl<'a> Session<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Waits for the next stop. `None`: there was none until the deadline.
+    fn wait(&mut self, deadline: Instant) -> io::Result<Option<Stop>> {
+        loop {
+            self.request.guard.beat();
+            let stop = self.tracee.wait(deadline.min(Instant::now() + STOP_TIME))?;
+            if stop.is_some() || Instant::now() >= deadline {
+                return Ok(stop);
+            }
+        }
     }
 
     /// Whether the thread is at the restorer's system call, with the frame on its stack.
@@ -223,7 +234,7 @@ impl<'a> Session<'a> {
         let ended = |e: io::Error| failed(pid, "the call in it", e);
         let deadline = Instant::now() + self.request.timeout;
         self.tracee.resume_to_call().map_err(ended)?;
-        while let Some(stop) = self.tracee.wait(deadline).map_err(ended)? {
+        while let Some(stop) = self.wait(deadline).map_err(ended)? {
             if stop == Stop::Group {
                 self.tracee.listen().map_err(ended)?;
                 continue;
@@ -275,6 +286,7 @@ fn poll<T>(
         if answer.is_some() || Instant::now() >= deadline {
             return Ok(answer);
         }
+        request.guard.beat();
         sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

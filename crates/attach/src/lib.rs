@@ -18,6 +18,7 @@
 //! system call. So the thread needs nobody to put it right: should this process die, or give up
 //! waiting, the call runs to its end, and the program goes on. Nothing has to be undone, and a
 //! thread that waits for a lock inside the loader is never torn out of it.
+//! Should this process be stopped while the thread stands, its guard continues it (crate `guard`).
 //!
 //! The memory of the process may hold anything: all that is read there is bounded and checked.
 
@@ -38,11 +39,14 @@ mod tracee;
 use std::path::Path;
 use std::time::Duration;
 
+use guard::{Guard, PROMISE, Stopped};
+use kmem::pidfd::PidFd;
+
 pub use error::AttachError;
 pub use reply::Attached;
 
 /// What to load, into what.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// The process.
     pub pid: i32,
@@ -52,6 +56,8 @@ pub struct Request<'a> {
     pub socket: &'a Path,
     /// How long to wait for the safe point, and then for each call.
     pub timeout: Duration,
+    /// What has the process's thread go on if this process does not.
+    pub guard: &'a Guard,
     /// Whether nothing uses the program's marked memory until [`attach`] returns: QEMU has stopped
     /// its guest.
     pub stands: bool,
@@ -67,8 +73,15 @@ pub struct Request<'a> {
 /// as before, with the library in it at most.
 pub fn attach(request: &Request<'_>) -> Result<Attached, AttachError> {
     target::examine(request.pid)?;
+    let Request { pid, guard, .. } = *request;
+    let process = PidFd::open(pid).map_err(|e| target::failed(pid, "the process", e))?;
+    guard.watch(Stopped::Trace, pid, &process, &[])?;
+    guard.stands(PROMISE)?;
     #[cfg(target_arch = "x86_64")]
-    return inject::attach(request);
+    let attached = inject::attach(request);
     #[cfg(not(target_arch = "x86_64"))]
-    target::loaded(request).and(Err(AttachError::NotHere))
+    let attached = target::loaded(request).and(Err(AttachError::NotHere));
+    // If the guard had to continue this process, the thread has been let go all the same.
+    let _ = guard.runs();
+    attached
 }

@@ -202,6 +202,7 @@ mod tests {
                 library: Path::new("/no/such/library.so"),
                 socket: Path::new("/"),
                 timeout: std::time::Duration::ZERO,
+                guard: &guard::Guard::thread(),
                 stands: false,
             };
             examine(pid).and_then(|()| loaded(&request)).map(drop)

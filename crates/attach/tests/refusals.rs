@@ -23,7 +23,8 @@ const PPOLL: &str = "271 ";
 static COPIES: Mutex<()> = Mutex::new(());
 
 fn try_attach(pid: i32, library: &Path, timeout: Duration) -> Result<Attached, AttachError> {
-    attach(&Request { pid, library, socket: Path::new("/"), timeout, stands: false })
+    let guard = &guard::Guard::thread();
+    attach(&Request { pid, library, socket: Path::new("/"), timeout, guard, stands: false })
 }
 
 /// The reason why a process is refused at once.

@@ -15,7 +15,7 @@
 //!
 //! The kernel clears its notes of written pages when they are read. The daemon reads them too, so
 //! the caller must ask it to freeze the process while the checkpoint is taken ([`Frozen`]). The
-//! process does not stay stopped, however the checkpoint ends ([`guard`]).
+//! process does not stay stopped, however the checkpoint ends (crate `guard`).
 //!
 //! *Direct I/O.* The kernel notes a page when an I/O request pins it. The device may write to the
 //! page later, after the page has been stored and its note cleared. In a process that may do direct
@@ -23,7 +23,6 @@
 //! first, as far as the longest pause allows.
 
 mod catalog;
-pub mod guard;
 mod restore;
 pub mod serve;
 mod source;
@@ -34,7 +33,6 @@ pub use catalog::{
     PageFlaw, PutOff, ReadError, RemoveError, RepackError, Repacked, Store, StoreError, Usage, View, Warning, Writer,
     hash, index,
 };
-pub use guard::GuardError;
 pub use restore::RestoreError;
 pub use source::{Source, SourceError};
 pub use take::{ByStopping, Changes, Frozen, Halt, Options, Phases, TakeError, Taken, store_read, take};

@@ -4,21 +4,20 @@ mod phases;
 mod running;
 mod store;
 
-use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use dirty::{DirtyTree, NewError};
+use guard::{Guard, GuardError};
 
 use crate::catalog::{StoreError, Warning, Writer};
-use crate::guard::{Guard, GuardError};
 use crate::source::{Source, SourceError};
 
 pub use phases::Phases;
 pub use store::store_read;
 
 /// How a checkpoint is taken.
-#[derive(Clone, Debug)]
-pub struct Options {
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
     /// Whether the process is stopped for the whole time: for a process that is no client, or that
     /// writes faster than it can be stored.
     pub stop: bool,
@@ -26,8 +25,8 @@ pub struct Options {
     pub full: bool,
     /// The longest pause.
     pub max_pause: Duration,
-    /// The program that runs the [`guard`](crate::guard), and its first arguments.
-    pub guard: Vec<OsString>,
+    /// What lets the process go on if this does not.
+    pub guard: &'a Guard,
 }
 
 /// What a process has changed since an earlier checkpoint.
@@ -114,7 +113,7 @@ pub enum TakeError {
     /// The pool is full, or cannot be written or read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// There is no guard.
+    /// There is no guard, or it has let the process go on.
     #[error(transparent)]
     Guard(#[from] GuardError),
     /// There are too many pages.
@@ -192,7 +191,7 @@ pub struct Taken {
 /// # Errors
 /// If the process or the pool fails, or the memory cannot be stored consistently.
 pub fn take(
-    options: &Options,
+    options: &Options<'_>,
     source: &mut Source,
     frozen: &dyn Frozen,
     halt: &mut dyn Halt,
@@ -220,25 +219,28 @@ fn set(source: &Source) -> Result<DirtyTree, NewError> {
 }
 
 fn take_stopped(
-    options: &Options,
+    options: &Options<'_>,
     source: &Source,
     halt: &mut dyn Halt,
     writer: &mut Writer<'_>,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Taken, TakeError> {
-    let mut guard = Guard::start(&options.guard, &source.to_resume())?;
-    guard.ready()?;
+    let guard = options.guard;
+    source.watch(guard)?;
+    guard.stands(guard::PROMISE)?;
     let start = Instant::now();
     let halted = Halted::begin(halt)?;
     let stopped = source.stop()?;
+    guard.is_there()?;
     if source.is_tracked() && !source.is_all_tracked()? {
         return Err(TakeError::AgentAtWork);
     }
     let all = set(source)?;
     source.populated(&source.files()?, &all)?;
-    let in_pause = store::store(source, &all, writer, warn)?.pages;
+    let in_pause = store::store((source, guard), &all, writer, warn)?.pages;
     drop(stopped);
     halted.end()?;
+    guard.runs()?;
     Ok(Taken { pause: start.elapsed(), rounds: 0, in_pause, unchanged: 0, written: None })
 }
 

@@ -76,17 +76,14 @@ enum Command {
     Estimate(estimate::Args),
     /// Store the memory of a running guest in a pool
     Checkpoint(checkpoint::Args),
-    /// Lets processes that a checkpoint has stopped go on
-    #[command(hide = true)]
-    CheckpointGuard(checkpoint::GuardArgs),
     /// Give the memory that a checkpoint holds back, as a file
     Restore(checkpoint::RestoreArgs),
     /// Store running guests with their devices, and start new ones that go on from there
     #[command(subcommand)]
     Snapshot(snapshot::Command),
-    /// Lets a guest go on that a snapshot has stopped
+    /// Lets go on what a command has stopped, when that has ended or hangs
     #[command(hide = true)]
-    SnapshotGuard,
+    Guard,
     /// Has free pages of a guest taken back again when a snapshot was taken
     #[command(hide = true)]
     PprGuard { pid: i32 },
@@ -179,10 +176,9 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Ksm(command) => ksm::run(&command),
         Command::Estimate(args) => estimate::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args, dir),
-        Command::CheckpointGuard(args) => checkpoint::guard(&args),
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Snapshot(command) => snapshot::run(&command, dir),
-        Command::SnapshotGuard => snapshot::guard(),
+        Command::Guard => snapshot::guard(),
         Command::PprGuard { pid } => snapshot::recycling::guard(pid, dir),
         Command::SnapshotServer { record, lease, .. } => snapshot::serve(lease, record.as_deref()),
         Command::Pool(args) => pool::run(&args),

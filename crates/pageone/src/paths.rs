@@ -99,6 +99,12 @@ pub(crate) fn template_library() -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
+/// A process that lets go on what this command is about to stop.
+pub(crate) fn guard() -> Result<guard::Guard> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    Ok(guard::Guard::start(&[own.into(), "guard".into()])?)
+}
+
 /// The library that is loaded into clients: `PAGEONE_AGENT`, else beside this program, else where
 /// packages put it.
 ///

@@ -116,6 +116,12 @@ pub fn drain(socket: impl AsFd) {
     }
 }
 
+impl<F: AsFd> AsFd for Qmp<'_, F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.get_ref().fd.as_fd()
+    }
+}
+
 impl<'a, F: AsFd> Qmp<'a, F> {
     /// Begins a session of at most `limit`: a QEMU that has just begun answers late. All calls
     /// block, as long as `goes_on` says so.

@@ -18,7 +18,6 @@ mod disks;
 mod facts;
 #[cfg(test)]
 mod fake;
-pub mod guard;
 pub mod keep;
 pub mod memory;
 mod monitor;
@@ -29,6 +28,7 @@ mod reflink;
 pub mod save;
 pub mod still;
 mod stream;
+mod undo;
 
 pub use agent::{AgentError, NoAgent};
 pub use disks::{DiskError, file_name};
@@ -36,3 +36,4 @@ pub use facts::Facts;
 pub use monitor::MonitorError;
 pub use prepare::{PrepareError, Prepared, memory, prepare};
 pub use stream::StreamError;
+pub use undo::put_back;

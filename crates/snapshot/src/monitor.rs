@@ -1,7 +1,7 @@
 //! The monitor of a guest's QEMU, and what snapshots ask it more than once.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -89,6 +89,12 @@ fn connect_within(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
 
 /// A session with it.
 pub(crate) struct Monitor(Qmp<'static, UnixStream>);
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Monitor {
     /// Connects to the monitor of a process.

@@ -9,30 +9,30 @@
 //!
 //! A guest that was not prepared is stored by QEMU's live migration ([`Guest::save_by_migration`]).
 //!
-//! Until the record is written the [`guard`](crate::guard) puts everything back if this fails or
-//! the program is killed. From then on an image over a disk stays: the snapshot has the one below.
+//! Until the record is written a guard (crate `guard`) puts everything back if this fails or the
+//! program is killed. From then on an image over a disk stays: the snapshot has the one below.
 
 mod migration;
 
 use std::error::Error;
-use std::ffi::OsString;
 use std::io::{self, PipeReader, Read};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use checkpoint::{Checkpoint, Frozen, Halt, Phases, Source, StoreError, TakeError, Taken, Warning, Writer};
+use guard::{Guard, GuardError};
 use kmem::Range;
 use serde_json::{Value, json};
 
 use crate::disks::{self, DiskError, Overlay, Running};
 use crate::facts::Facts;
-use crate::guard::{Guard, Lock, PATIENCE, Task};
 use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError};
 use crate::prepare::{self, PrepareError};
 use crate::record::{Description, Disk, Record};
 use crate::reflink;
 use crate::stream::StreamError;
+use crate::undo::{Lock, PATIENCE, Task};
 use guests::words::{options, parts};
 
 /// Name of the pipe in QEMU.
@@ -113,9 +113,12 @@ pub enum SaveError {
     /// Somebody else is at it.
     #[error("another snapshot of process {0} is being taken, or put back after a failure; wait for its end")]
     Busy(i32),
-    /// There is no guard.
-    #[error("cannot start the guard of the snapshot")]
-    Guard(#[source] io::Error),
+    /// Whether somebody else is at it is not known.
+    #[error("cannot lock the guest's monitor")]
+    Lock(#[source] io::Error),
+    /// There is no guard, or it has let the guest go on.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
     /// The RAM cannot be stored.
     #[error(transparent)]
     Take(#[from] TakeError),
@@ -128,14 +131,12 @@ pub enum SaveError {
 }
 
 /// How a guest is stored.
-#[derive(Clone, Debug)]
-pub struct Options {
+#[derive(Clone)]
+pub struct Options<'a> {
     /// The snapshot's name.
     pub name: String,
-    /// How the RAM is stored.
-    pub ram: checkpoint::Options,
-    /// The program that runs the [`guard`](crate::guard), and its first arguments.
-    pub guard: Vec<OsString>,
+    /// How the RAM is stored. Its guard also puts back what QEMU was told.
+    pub ram: checkpoint::Options<'a>,
 }
 
 /// A running guest that can be stored.
@@ -228,17 +229,17 @@ impl Guest {
     /// If it cannot be stored. Then it goes on as if nothing had been tried.
     pub fn save(
         mut self,
-        options: &Options,
+        options: &Options<'_>,
         source: &mut Source,
         frozen: &dyn Frozen,
         mut writer: Writer<'_>,
         phases: &mut Phases,
         warn: &mut dyn FnMut(&Warning),
     ) -> Result<Saved, SaveError> {
-        let (task, mut guard) = self.begin(options, false)?;
+        let (task, guard) = (self.begin(options, None)?, options.ram.guard);
         let pid = self.pid;
         let (name, stream) = (options.name.clone(), None);
-        let mut pausing = Pausing { guest: &mut self, guard: &mut guard, task, name, halts: 0, stream };
+        let mut pausing = Pausing { guest: &mut self, guard, task, name, halts: 0, stream };
         let taken = pausing.prepare().and_then(|()| {
             let taken = checkpoint::take(&options.ram, source, frozen, &mut pausing, &mut writer, phases, warn)?;
             if !source.is_tracked()
@@ -253,19 +254,23 @@ impl Guest {
         self.finish(taken, task, guard, writer, source.addresses(), warn)
     }
 
-    /// Begins: starts the guard. `live`: by a live migration.
-    fn begin(&mut self, options: &Options, live: bool) -> Result<(Task, Guard), SaveError> {
-        let settings = self.qmp.execute("query-migrate-parameters", json!({}))?;
+    /// Begins: tells the guard. `downtime`: QEMU's limit on the pause so far, for a live migration.
+    fn begin(&mut self, options: &Options<'_>, downtime: Option<u64>) -> Result<Task, SaveError> {
+        let settings = self.settings()?;
         let overlays: Vec<Overlay> = self.disks.iter().map(|disk| disk.overlay(&options.name, 0)).collect();
         let (socket, pid) = (self.socket.clone(), self.pid);
         let bandwidth = settings["max-bandwidth"].as_u64().unwrap_or(128 << 20);
-        let downtime = live.then(|| settings["downtime-limit"].as_u64().unwrap_or(300));
         let ran = self.qmp.state()? == "running";
         // Another snapshot's images of this name stay, whatever becomes of this one.
         overlays.iter().try_for_each(Overlay::ensure_new)?;
         let task = Task { socket, pid, ran, bandwidth, overlays, downtime };
-        let guard = Guard::start(&options.guard, &task, &self.lock).map_err(SaveError::Guard)?;
-        Ok((task, guard))
+        task.watch(options.ram.guard, &self.qmp, &self.lock)?;
+        Ok(task)
+    }
+
+    /// QEMU's settings of migrations.
+    fn settings(&mut self) -> Result<Value, MonitorError> {
+        self.qmp.execute("query-migrate-parameters", json!({}))
     }
 
     /// Puts images over the disks of the guest, which stands. Their files are there.
@@ -289,27 +294,18 @@ impl Guest {
         Ok(())
     }
 
-    /// Writes the record, or has everything put back. `taken`: what taking it has found, and the
-    /// device stream.
+    /// Writes the record, or leaves it to the guard to put everything back. `taken`: what taking it
+    /// has found, and the device stream.
     fn finish(
         mut self,
         taken: Result<(Taken, Vec<u8>), SaveError>,
         task: Task,
-        mut guard: Guard,
+        guard: &Guard,
         mut writer: Writer<'_>,
         addresses: Vec<(u64, u64)>,
         warn: &mut dyn FnMut(&Warning),
     ) -> Result<Saved, SaveError> {
-        let (taken, bytes) = match taken {
-            Ok(taken) => taken,
-            Err(error) => {
-                drop(writer);
-                // QEMU serves one client: now it is the guard's turn.
-                drop(self.qmp);
-                drop(guard);
-                return Err(error);
-            }
-        };
+        let (taken, bytes) = taken?;
         writer.warnings().iter().for_each(warn);
         let stream = bytes.len();
         writer.keep_beside(Record { description: self.description.clone(), stream: bytes }.encode());
@@ -385,7 +381,7 @@ fn pipe(qmp: &mut Monitor) -> Result<PipeReader, SaveError> {
 /// A guest that is being stored.
 struct Pausing<'a> {
     guest: &'a mut Guest,
-    guard: &'a mut Guard,
+    guard: &'a Guard,
     task: Task,
     name: String,
     /// How often it was stopped.
@@ -417,9 +413,12 @@ impl Pausing<'_> {
         }
         if self.task.ran {
             self.guest.qmp.execute("stop", json!({}))?;
+            self.guard.is_there()?;
         }
         let overlays = &self.task.overlays[self.task.overlays.len() - self.guest.disks.len()..];
+        self.guard.beat();
         self.guest.cover(overlays)?;
+        self.guard.beat();
         self.halts += 1;
         let qmp = &mut self.guest.qmp;
         let mut out = pipe(qmp)?;
@@ -434,7 +433,7 @@ impl Pausing<'_> {
 
     /// The guest has run since images were put over its disks: these get others.
     fn cover_again(&mut self) -> Result<(), SaveError> {
-        let Guest { qmp, description, .. } = &mut *self.guest;
+        let Guest { qmp, description, lock, .. } = &mut *self.guest;
         let disks = disks::find(qmp, &description.words, &description.directory)?;
         for disk in &disks {
             let overlay = disk.overlay(&self.name, self.halts);
@@ -443,8 +442,9 @@ impl Pausing<'_> {
             }
             self.task.overlays.push(overlay);
         }
+        self.task.watch(self.guard, qmp, lock)?;
         self.guest.disks = disks;
-        self.guard.task(&self.task).map_err(SaveError::Guard)
+        Ok(())
     }
 }
 

@@ -1,13 +1,12 @@
 //! A guest that stands still while somebody works on its process, and goes on also if that program
-//! is killed: the [`guard`](crate::guard) sees to it.
+//! is killed: a guard sees to it (crate `guard`).
 
-use std::ffi::OsString;
-
+use guard::{Guard, GuardError};
 use serde_json::json;
 
-use crate::guard::{Guard, Lock, PATIENCE, Task};
 use crate::monitor::{Monitor, MonitorError};
 use crate::save::{SaveError, monitor_of};
+use crate::undo::{Lock, PATIENCE, Task};
 
 /// Why a guest is not stopped.
 #[derive(Debug, thiserror::Error)]
@@ -33,26 +32,28 @@ pub enum StillError {
     /// QEMU does not do what it is asked.
     #[error(transparent)]
     Qmp(#[from] MonitorError),
-    /// A snapshot is being taken, or there is no guard.
+    /// There is no guard, or it has let the guest go on.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+    /// A snapshot is being taken.
     #[error(transparent)]
     Save(#[from] SaveError),
 }
 
-/// A guest whose processors are stopped, and whose disks have nothing to do. Dropping it lets the
-/// guest go on, if it ran.
-pub struct Still {
-    /// QEMU serves one client: it is closed before the guard works.
+/// A guest whose processors are stopped, and whose disks have nothing to do. Without
+/// [`Still::go_on`] its guard lets it go on, if it ran.
+pub struct Still<'a> {
     qmp: Monitor,
-    guard: Guard,
+    guard: &'a Guard,
     task: Task,
 }
 
-impl Still {
-    /// Stops the guest of a process. `guard`: see [`Options`](crate::save::Options).
+impl<'a> Still<'a> {
+    /// Stops the guest of a process.
     ///
     /// # Errors
     /// If it is not stopped. Then it runs as before.
-    pub fn begin(pid: i32, guard: &[OsString]) -> Result<Self, StillError> {
+    pub fn begin(pid: i32, guard: &'a Guard) -> Result<Self, StillError> {
         let socket = monitor_of(pid)?.ok_or(StillError::NoMonitor)?;
         let lock = Lock::take(&socket, pid, PATIENCE)?;
         let mut qmp = Monitor::connect(&socket, pid)?;
@@ -67,20 +68,24 @@ impl Still {
         }
         let ran = state == "running";
         let task = Task { socket, pid, ran, bandwidth, overlays: Vec::new(), downtime: None };
-        let guard = Guard::start(guard, &task, &lock).map_err(SaveError::Guard)?;
-        let mut still = Self { qmp, guard, task };
+        task.watch(guard, &qmp, &lock)?;
         if ran {
-            still.qmp.execute("stop", json!({}))?;
+            guard.stands(guard::PROMISE)?;
+            qmp.execute("stop", json!({}))?;
+            guard.is_there()?;
         }
-        Ok(still)
+        Ok(Self { qmp, guard, task })
     }
 
     /// Lets the guest go on, if it ran.
     ///
     /// # Errors
-    /// If QEMU does not do it. Then the guard tries.
+    /// If QEMU does not do it, and the guard has to; or if the guard has done it before.
     pub fn go_on(mut self) -> Result<(), StillError> {
         self.task.go_on(&mut self.qmp).map_err(StillError::GoOn)?;
+        if self.task.ran {
+            self.guard.runs()?;
+        }
         self.guard.done();
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use e2e::{Daemon, Guest, program, signal_process, skipped};
+use kmem::pidfd::PidFd;
 use kmem::{procfs, sched};
 use serde_json::Value;
 
@@ -187,16 +188,14 @@ fn the_guard_gives_threads_their_policy_back() {
         return skipped("real-time policies are not permitted");
     }
     let before = sched::policy(pid).unwrap();
-    let mut guard = Command::new(program("pageone"));
-    guard.arg("checkpoint-guard").args([pid, own_pid].map(|pid| pid.to_string()));
-    let mut guard = guard.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(guard.stdout.as_mut().unwrap()), &mut line).unwrap();
-    assert_eq!(line, "ready\n");
+    let guards = [pid, own_pid].map(|pid| {
+        let guard = guard::Guard::start(&[program("pageone").into(), "guard".into()]).unwrap();
+        guard.watch(guard::Stopped::Signal, pid, &PidFd::open(pid).unwrap(), &[]).unwrap();
+        guard
+    });
     sched::go_first(pid).unwrap();
     signal_process(pid, libc::SIGSTOP);
-    drop(guard.stdin.take());
-    assert!(guard.wait().unwrap().success());
+    drop(guards);
     assert_eq!((sched::policy(pid), sched::policy(own_pid)), (Ok(before), Ok(libc::SCHED_FIFO)));
     e2e::eventually("it runs again", Duration::from_secs(5), || (!procfs::is_stopped(pid).unwrap()).then_some(()));
     for child in [&mut usual, &mut own] {

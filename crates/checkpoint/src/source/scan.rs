@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dirty::DirtyTree;
+use guard::First;
 use kmem::pagemap::{Categories, PageRun, Query};
 use kmem::{PAGE_SIZE, Range};
 
 use super::{FilePart, Source, SourceError};
-use crate::guard::First;
 
 /// Bytes that a thread scans before it takes the next part. A scan of 8 GiB takes 20 ms.
 const PART: usize = 256 << 20;

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use guard::{First, Guard, GuardError, Stopped as How};
 use kmem::pidfd::PidFd;
 use kmem::procfs;
 
 use super::{Source, SourceError};
-use crate::guard::First;
 
 /// How long a process may take to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -19,9 +19,14 @@ impl Source {
         procfs::is_stopped(self.pid).unwrap_or(false)
     }
 
-    /// The process, if it must be continued after the checkpoint; none, if it is stopped already.
-    pub(crate) fn to_resume(&self) -> Vec<i32> {
-        if self.is_stopped() { Vec::new() } else { vec![self.pid] }
+    /// Has the guard continue the process after the checkpoint, unless it is stopped already. Gives
+    /// whether it does.
+    pub(crate) fn watch(&self, guard: &Guard) -> Result<bool, GuardError> {
+        let runs = !self.is_stopped();
+        if runs {
+            guard.watch(How::Signal, self.pid, &self.process, &[])?;
+        }
+        Ok(runs)
     }
 
     /// Stops the process until the result is dropped. A process that is stopped already stays so.

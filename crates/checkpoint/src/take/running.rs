@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use dirty::DirtyTree;
+use guard::First;
 use mpool::{AlignedBuf, BLOCK};
 
 use super::store::{self, Stored};
 use super::{Changes, Halt, Halted, Options, Phases, TakeError, Taken, set};
 use crate::catalog::{Warning, Writer};
-use crate::guard::{First, Guard};
 use crate::source::{FilePart, Source};
 
 /// Rounds after which a process counts as one that writes too fast.
@@ -26,7 +26,7 @@ const STOPS: usize = 4;
 
 /// A checkpoint of a running process.
 struct Running<'a, 's> {
-    options: &'a Options,
+    options: &'a Options<'a>,
     halt: &'a mut dyn Halt,
     source: &'a mut Source,
     writer: &'a mut Writer<'s>,
@@ -61,7 +61,7 @@ struct Copy {
 
 /// Takes the checkpoint, see the crate's page.
 pub(super) fn take(
-    (options, halt): (&Options, &mut dyn Halt),
+    (options, halt): (&Options<'_>, &mut dyn Halt),
     source: &mut Source,
     changes: Option<Changes<'_>>,
     writer: &mut Writer<'_>,
@@ -69,8 +69,8 @@ pub(super) fn take(
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Taken, TakeError> {
     let pid = source.pid();
-    let resume = source.to_resume();
-    let mut guard = Guard::start(&options.guard, &resume)?;
+    let resumes = source.watch(options.guard)?;
+    phases.end("guard");
     let direct = source.may_do_direct_io();
     // From this scan on the kernel notes every write. Merged pages stay merged as a rule, because
     // the agent is at rest; the pause verifies it.
@@ -87,12 +87,9 @@ pub(super) fn take(
     let written = if direct { Some(running.add_written(&rounds)?) } else { None };
     let Rounds { rest, count, .. } = rounds;
     running.phases.end("rounds");
-    if !resume.is_empty() || running.source.is_stopped() {
-        guard.ready()?;
-    } else {
+    if !resumes && !running.source.is_stopped() {
         return Err(TakeError::Continued(pid));
     }
-    running.phases.end("guard");
     let Copy { pages, bytes, pause, .. } = running.pause(&rest)?;
     running.phases.end("look_again");
     store::store_read(&pages, &bytes[..pages.len() * BLOCK], running.writer, running.warn)?;
@@ -137,7 +134,7 @@ impl Running<'_, '_> {
             None
         });
         let Some((changes, true)) = going_on else {
-            return Ok((0, store::store(self.source, &self.all, self.writer, self.warn)?));
+            return Ok((0, store::store((self.source, self.options.guard), &self.all, self.writer, self.warn)?));
         };
         let changed = set(self.source)?;
         self.source.insert(changes.changed, &changed);
@@ -147,7 +144,7 @@ impl Running<'_, '_> {
             rest.insert(page);
         });
         let unchanged = self.all.count() - rest.count();
-        Ok((unchanged, store::store(self.source, &rest, self.writer, self.warn)?))
+        Ok((unchanged, store::store((self.source, self.options.guard), &rest, self.writer, self.warn)?))
     }
 
     /// Stores written pages again, until those left can be copied during the pause. The pause gets
@@ -173,7 +170,7 @@ impl Running<'_, '_> {
                 }
                 return Ok(Rounds { rest, found, count, limit });
             }
-            stored = store::store(self.source, &rest, self.writer, self.warn)?;
+            stored = store::store((self.source, self.options.guard), &rest, self.writer, self.warn)?;
             found.push(rest);
         }
     }
@@ -220,12 +217,14 @@ impl Running<'_, '_> {
     /// written, merged or given back. `certain`: reads the mappings instead of relying on the last
     /// known.
     fn copy(&mut self, rest: &DirtyTree, mut bytes: AlignedBuf, certain: bool) -> Result<Copy, TakeError> {
+        self.options.guard.stands(guard::PROMISE + self.options.max_pause)?;
         // The process waits for this thread alone.
         let first = First::begin(None);
         let start = Instant::now();
         let halted = Halted::begin(self.halt)?;
         self.phases.end("pause_halt");
         let stopped = self.source.stop()?;
+        self.options.guard.is_there()?;
         self.phases.end("pause_stop");
         let files = if certain { Some(self.source.files()?) } else { None };
         let now = set(self.source)?;
@@ -246,6 +245,7 @@ impl Running<'_, '_> {
         halted.end()?;
         let pause = start.elapsed();
         drop(first);
+        self.options.guard.runs()?;
         self.phases.end("pause_go_on");
         Ok(Copy { pages, bytes, pause, tracked })
     }

@@ -4,6 +4,7 @@ use std::sync::mpsc::{channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use dirty::DirtyTree;
+use guard::Guard;
 use mpool::{AlignedBuf, BLOCK};
 
 use super::TakeError;
@@ -64,18 +65,24 @@ pub(super) fn pump<T: Send>(
 /// Stores the pages of a set. First come the pages that the pool does not have. Then the pages with
 /// the hash of a page in the pool are read again, in the pool's order, and compared.
 pub(super) fn store(
-    source: &Source,
+    (source, guard): (&Source, &Guard),
     set: &DirtyTree,
     writer: &mut Writer<'_>,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Stored, TakeError> {
     let all: Vec<u64> = set.iter().collect();
     let seed = writer.seed();
-    let put = |pages: &[u64], bytes: &[u8]| writer.put(pages, bytes, &hashes(bytes, seed));
+    let put = |pages: &[u64], bytes: &[u8]| {
+        guard.beat();
+        writer.put(pages, bytes, &hashes(bytes, seed))
+    };
     let mut reading = pump(source, all.chunks(BATCH), |pages| pages.to_vec(), put)?;
     let off = writer.put_off();
     let pages = |off: &&[PutOff]| off.iter().map(|off| off.page).collect();
-    reading += pump(source, off.chunks(BATCH), pages, |off, bytes| writer.put_again(off, bytes))?;
+    reading += pump(source, off.chunks(BATCH), pages, |off, bytes| {
+        guard.beat();
+        writer.put_again(off, bytes)
+    })?;
     writer.warnings().iter().for_each(warn);
     Ok(Stored { pages: (all.len() + off.len()) as u64, reading })
 }

@@ -17,8 +17,6 @@ use crate::catalog::{Catalog, Store, hash};
 
 const PAGES: usize = 64;
 const ASYNC: Features = Features::WP.union(Features::WP_ASYNC).union(Features::WP_UNPOPULATED);
-/// A guard that does its work by ending.
-const GUARD: &[&str] = &["sh", "-c", "echo ready; exec cat > /dev/null"];
 
 /// A process whose memory the kernel tracks. It does what it is told by a byte, and says so.
 struct Tracked {
@@ -121,15 +119,14 @@ fn pool(dir: &tempfile::TempDir) -> Pool {
     Pool::create(&dir.path().join("pool"), "test").unwrap()
 }
 
-fn options(stop: bool, guard: &[&str]) -> Options {
-    let guard = guard.iter().map(OsString::from).collect();
+fn options(stop: bool, guard: &Guard) -> Options<'_> {
     Options { stop, full: false, max_pause: Duration::ZERO, guard }
 }
 
 /// Why no checkpoint is taken; `None`: one is.
 fn refused(
     pool: &Pool,
-    options: &Options,
+    options: &Options<'_>,
     source: &mut Source,
     lasted: bool,
     halt: &mut dyn Halt,
@@ -147,13 +144,8 @@ fn without_a_guard_nothing_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let (pool, mut source) = (pool(&dir), process.source());
     // It is never told anything, because it is never stopped.
-    let mut refused = |guard: &[&str]| {
-        refused(&pool, &options(true, guard), &mut source, true, &mut Telling(&process, b'?', b'?')).unwrap()
-    };
-    let error = refused(&["/nonexistent/pageone"]);
-    assert!(matches!(error, TakeError::Guard(GuardError::Start(_))), "{error}");
-    assert_eq!(error.to_string(), "cannot start the guard");
-    let error = refused(&["true"]);
+    let guard = Guard::start(&["true".into()]).unwrap();
+    let error = refused(&pool, &options(true, &guard), &mut source, true, &mut Telling(&process, b'?', b'?')).unwrap();
     assert!(matches!(error, TakeError::Guard(GuardError::NotReady(_))), "{error}");
     assert_eq!(error.to_string(), "the guard did not start");
 }
@@ -163,10 +155,10 @@ fn memory_that_changes_in_the_pause_is_not_stored() {
     let _forking = forking();
     let Some(process) = Tracked::start() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let (pool, mut source) = (pool(&dir), process.source());
+    let (pool, mut source, guard) = (pool(&dir), process.source(), Guard::thread());
     let mut refused = |stop: bool, before: u8, after: u8| {
         let error =
-            refused(&pool, &options(stop, GUARD), &mut source, true, &mut Telling(&process, before, after)).unwrap();
+            refused(&pool, &options(stop, &guard), &mut source, true, &mut Telling(&process, before, after)).unwrap();
         assert_eq!(procfs::is_stopped(process.child.0).ok(), Some(false), "it goes on");
         error
     };
@@ -188,7 +180,7 @@ fn what_others_do_meanwhile_is_noticed() {
     let Some(process) = Tracked::start() else { return };
     let (medium, mut source) = (medium::Memory::default(), process.source());
     let pool = Pool::create_on(Arc::new(medium.clone()), Path::new("/pool"), "test").unwrap();
-    let error = refused(&pool, &options(false, GUARD), &mut source, false, &mut ByStopping).unwrap();
+    let error = refused(&pool, &options(false, &Guard::thread()), &mut source, false, &mut ByStopping).unwrap();
     assert!(matches!(error, TakeError::Interfered), "{error}");
     assert!(error.to_string().contains("may have cleared notes of writes"), "{error}");
     // It was stopped when the checkpoint began, and goes on when the first page is stored.
@@ -203,7 +195,8 @@ fn what_others_do_meanwhile_is_noticed() {
     let store = Store::new(Catalog::open(&pool).unwrap());
     let mut writer = store.begin("continued").unwrap();
     medium.before_next_change(move || signal(libc::SIGCONT, false));
-    let (options, phases) = (options(false, GUARD), &mut Phases::new());
+    let guard = Guard::thread();
+    let (options, phases) = (options(false, &guard), &mut Phases::new());
     let taken = take(&options, &mut source, &Lasted(true), &mut ByStopping, &mut writer, phases, &mut |_| {});
     let error = taken.unwrap_err();
     assert!(matches!(error, TakeError::Continued(_)), "{error}");
@@ -218,7 +211,8 @@ fn one_that_writes_faster_than_it_is_stored_is_let_alone() {
     let (pool, mut source) = (pool(&dir), process.source());
     process.tell(b'w');
     // Where it gets no CPU for the time of a round, its writes end.
-    let error = (0..100).find_map(|_| refused(&pool, &options(false, GUARD), &mut source, true, &mut ByStopping));
+    let error =
+        (0..100).find_map(|_| refused(&pool, &options(false, &Guard::thread()), &mut source, true, &mut ByStopping));
     let Some(error) = error else { return println!("SKIPPED: it got no CPU, and wrote less than can be stored") };
     assert!(matches!(error, TakeError::TooFast { rounds: 12, .. }), "{error}");
     assert!(error.to_string().starts_with("the guest writes faster than it can be stored: "), "{error}");
@@ -250,7 +244,7 @@ fn a_set_of_pages_that_there_is_no_memory_for_is_said() {
     let error = std::thread::scope(|scope| {
         let taking = scope.spawn(|| {
             let mut source = Source::open_within(child.0, memory.0).unwrap();
-            refused(&pool, &options(true, GUARD), &mut source, true, &mut NoMemory)
+            refused(&pool, &options(true, &Guard::thread()), &mut source, true, &mut NoMemory)
         });
         taking.join().unwrap().unwrap()
     });

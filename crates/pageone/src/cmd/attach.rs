@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use attach::{AttachError, Attached, Request};
 use control::client::Error::NoDaemon;
 use control::{ClientState, ClientStatus};
@@ -46,7 +46,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     };
     let target = guests::find(Path::new("/"), &args.target)?;
     let (pid, timeout) = (target.pid()?, Duration::from_secs(args.timeout));
-    let request = Request { pid, library: &library, socket: &socket, timeout, stands: false };
+    let guard = &paths::guard()?;
+    let request = Request { pid, library: &library, socket: &socket, timeout, guard, stands: false };
     match attach(&request)? {
         Attached::Now(_) if args.socket.is_none() && !is_client(&candidates, pid, timeout)? => output::line!(
             "process {pid} has the agent, which connects when all threads have been seen at work, and a clone's memory is \
@@ -64,9 +65,7 @@ fn attach(request: &Request<'_>) -> Result<Attached> {
         Err(refused @ AttachError::MustStand { .. }) => refused,
         done => return done.map_err(coded),
     };
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let guard = [own.into(), "snapshot-guard".into()];
-    let still = Still::begin(request.pid, &guard).map_err(|why| anyhow!("{refused}, and not now: {why}"))?;
+    let still = Still::begin(request.pid, request.guard).map_err(|why| anyhow!("{refused}, and not now: {why}"))?;
     let attached = attach::attach(&Request { stands: true, ..*request }).map_err(coded);
     let gone_on = still.go_on();
     attached.and_then(|attached| Ok(gone_on.map(|()| attached)?))

@@ -65,13 +65,6 @@ pub(crate) struct RestoreArgs {
     to: PathBuf,
 }
 
-/// Options of the hidden `pageone checkpoint-guard`.
-#[derive(clap::Args)]
-pub(crate) struct GuardArgs {
-    /// Processes that may be stopped
-    pids: Vec<i32>,
-}
-
 /// How long a daemon that does not know the process may take to register it: agents look for a
 /// daemon every 5 s at least.
 const MEETING: Duration = Duration::from_secs(6);
@@ -230,13 +223,8 @@ impl Command<'_> {
         phases.end("open");
         let daemon = Daemon::ask(self.directories.clone(), &source)?;
         phases.end("hold");
-        let own = std::env::current_exe().context("cannot find this program")?;
-        let options = Options {
-            stop: args.stop,
-            full,
-            max_pause: Duration::from_millis(args.max_pause),
-            guard: vec![own.into(), "checkpoint-guard".into()],
-        };
+        let (guard, max_pause) = (&paths::guard()?, Duration::from_millis(args.max_pause));
+        let options = Options { stop: args.stop, full, max_pause, guard };
         // Of several, each message says which process it is about.
         let about = if args.targets.len() > 1 { format!("{target}: ") } else { String::new() };
         let warn = |warning: &Warning| output::note!("{about}{warning}");
@@ -251,6 +239,7 @@ impl Command<'_> {
                     .with_context(|| format!("checkpoint {name} was not stored"));
             }
         };
+        guard.done();
         writer.warnings().iter().for_each(warn);
         let stored = writer.commit(format!("{program} {pid}"), source.addresses());
         let checkpoint = stored.map_err(|e| {
@@ -307,12 +296,6 @@ fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, p
             taken.rounds
         )?;
     }
-    Ok(())
-}
-
-/// Continues the processes that a checkpoint has stopped, when the checkpoint has ended.
-pub(crate) fn guard(args: &GuardArgs) -> Result<()> {
-    checkpoint::guard::run(&args.pids);
     Ok(())
 }
 

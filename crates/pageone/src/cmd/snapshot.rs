@@ -102,9 +102,9 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
     }
 }
 
-/// Lets a guest go on that a snapshot has stopped.
+/// The guard of commands that stop guests and processes.
 pub(crate) fn guard() -> Result<()> {
-    snapshot::guard::run().context("a guest may still be stopped: `cont` on its monitor lets it go on")
+    guard::run(snapshot::put_back).context("a guest may still be stopped: `cont` on its monitor lets it go on")
 }
 
 /// Serves a snapshot's memory, for `snapshot run`.

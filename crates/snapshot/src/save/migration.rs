@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use checkpoint::{Phases, Taken, Warning, Writer};
 use dirty::DirtyTree;
+use guard::Guard;
 use mpool::{AlignedBuf, BLOCK};
 use serde_json::{Value, json};
 
@@ -129,13 +130,14 @@ impl Guest {
     /// If it cannot be stored. Then it goes on as if nothing had been tried.
     pub fn save_by_migration(
         mut self,
-        options: &Options,
+        options: &Options<'_>,
         mut writer: Writer<'_>,
         phases: &mut Phases,
         warn: &mut dyn FnMut(&Warning),
     ) -> Result<Saved, SaveError> {
         self.refuse_capabilities()?;
-        let (task, guard) = self.begin(options, true)?;
+        let downtime = self.settings()?["downtime-limit"].as_u64().unwrap_or(300);
+        let (task, guard) = (self.begin(options, Some(downtime))?, options.ram.guard);
         let addresses = vec![(self.ram.start as u64, self.ram.len as u64)];
         let taken = self.migrate(options, &task, &mut writer, warn);
         phases.end("migration");
@@ -154,7 +156,7 @@ impl Guest {
     /// Gives what it has found, and the device stream.
     fn migrate(
         &mut self,
-        options: &Options,
+        options: &Options<'_>,
         task: &Task,
         writer: &mut Writer<'_>,
         warn: &mut dyn FnMut(&Warning),
@@ -172,7 +174,7 @@ impl Guest {
         let (flow, (to, from)) = (Flow::default(), channel());
         let (read, stored, driven) = std::thread::scope(|scope| {
             let reader = scope.spawn(|| read(out, ram, &flow, to));
-            let driver = scope.spawn(|| self.drive(task, &flow));
+            let driver = scope.spawn(|| self.drive((task, options.ram.guard), &flow));
             let stored = store(from, &flow, writer, warn);
             let read = reader.join().unwrap_or_else(|panic| resume_unwind(panic));
             (read, stored, driver.join().unwrap_or_else(|panic| resume_unwind(panic)))
@@ -188,8 +190,8 @@ impl Guest {
     }
 
     /// Has QEMU send the guest; gives the pause, and the number of rounds.
-    fn drive(&mut self, task: &Task, flow: &Flow) -> Result<(Duration, u64), SaveError> {
-        let driven = self.try_to_drive(task, flow);
+    fn drive(&mut self, whom: (&Task, &Guard), flow: &Flow) -> Result<(Duration, u64), SaveError> {
+        let driven = self.try_to_drive(whom, flow);
         if driven.is_err() {
             // The reader waits for an end that QEMU has not taken.
             let _ = self.qmp.execute("closefd", json!({ "fdname": PIPE }));
@@ -198,7 +200,9 @@ impl Guest {
         driven
     }
 
-    fn try_to_drive(&mut self, task: &Task, flow: &Flow) -> Result<(Duration, u64), SaveError> {
+    fn try_to_drive(&mut self, (task, guard): (&Task, &Guard), flow: &Flow) -> Result<(Duration, u64), SaveError> {
+        // QEMU stops the guest by itself.
+        guard.stands(guard::PROMISE)?;
         self.qmp.execute("migrate", json!({ "uri": format!("fd:{PIPE}") }))?;
         let mut begin = Instant::now();
         let rounds = loop {
@@ -216,6 +220,7 @@ impl Guest {
             }
             // It is stopped between two looks.
             begin = now;
+            guard.beat();
             std::thread::sleep(NAP);
         };
         flow.stands.store(true, Ordering::Release);
@@ -225,7 +230,9 @@ impl Guest {
         if task.ran && self.qmp.execute("cont", json!({})).is_err() {
             task.go_on(&mut self.qmp)?;
         }
-        Ok((begin.elapsed(), rounds))
+        let pause = begin.elapsed();
+        guard.runs()?;
+        Ok((pause, rounds))
     }
 }
 

@@ -96,14 +96,14 @@ fn without_a_guard_a_guest_is_not_stopped() {
     // A process that has memory to store.
     let memory = vec![1_u8; 32 << 20];
     let mut source = Source::open(std::process::id() as i32).unwrap();
-    let guard = vec!["/nonexistent/pageone".into()];
-    let ram = checkpoint::Options { stop: false, full: false, max_pause: Duration::ZERO, guard: guard.clone() };
-    let options = Options { name: "one".into(), ram, guard };
+    let guard = &Guard::start(&["true".into()]).unwrap();
+    let ram = checkpoint::Options { stop: false, full: false, max_pause: Duration::ZERO, guard };
+    let options = Options { name: "one".into(), ram };
     let (writer, phases) = (store.begin("one").unwrap(), &mut Phases::new());
     let saved = guest(RUNS).unwrap().save(&options, &mut source, &NoDaemon, writer, phases, &mut |_| {});
     let error = saved.map(drop).unwrap_err();
     assert!(matches!(error, SaveError::Guard(_)), "{error}");
-    assert_eq!(error.to_string(), "cannot start the guard of the snapshot");
+    assert_eq!(error.to_string(), "the guard did not start");
     assert!(memory.iter().all(|byte| *byte == 1) && store.view().checkpoints().is_empty());
 }
 
@@ -113,9 +113,7 @@ fn without_a_pipe_there_is_no_device_stream() {
         let mut guest = guest(RUNS).unwrap();
         let (socket, name, stream) = ("/nonexistent/guest.qmp".into(), "one".into(), None);
         let task = Task { socket, pid: i32::MAX, ran: false, bandwidth: 0, overlays: Vec::new(), downtime: None };
-        let guard = ["sh", "-c", "while read line; do echo ready; done"].map(OsString::from);
-        let mut guard = Guard::start(&guard, &task, &lock()).unwrap();
-        let mut pausing = Pausing { guest: &mut guest, guard: &mut guard, task, name, halts: 0, stream };
+        let mut pausing = Pausing { guest: &mut guest, guard: &Guard::thread(), task, name, halts: 0, stream };
         kmem::testing::refuse(libc::SYS_pipe2, None, libc::EMFILE);
         pausing.try_halt().unwrap_err()
     };

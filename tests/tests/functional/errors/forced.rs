@@ -134,7 +134,7 @@ fn of_processes(dir: &Path, why_not: Option<&str>) -> Cases {
     ];
     cases.extend(run_all(why_not, failing));
     // A guard that is told something else than its task.
-    let mut guard = pageone(dir, &["snapshot-guard"]);
+    let mut guard = pageone(dir, &["guard"]);
     guard.stdin(std::fs::File::open(dir.join("other.img")).unwrap());
     cases.push((said(guard), "a guest may still be stopped"));
     // A daemon that takes no clients.

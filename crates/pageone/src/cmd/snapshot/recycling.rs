@@ -56,7 +56,7 @@ impl Drop for Unplugged {
 
 /// Unplugs the device, says so, and plugs it in when standard input ends.
 pub(crate) fn guard(pid: i32, dir: Option<PathBuf>) -> Result<()> {
-    rustix::process::setsid().ok();
+    guard::stand_alone();
     let directories = paths::candidates(dir);
     let paused = control::client::pause(&directories, pid);
     let said = match &paused {

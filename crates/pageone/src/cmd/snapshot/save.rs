@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use checkpoint::{Catalog, Phases, Source, Store, TakeError, Warning};
 use mpool::{Access, BLOCK};
 use serde_json::json;
@@ -64,11 +64,9 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let store = Store::new(Catalog::open(&pool)?);
     let writer = store.begin(&name)?;
     phases.end("open");
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let words = |word: &str| vec![own.clone().into(), word.into()];
-    let max_pause = Duration::from_millis(args.max_pause);
-    let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard: words("checkpoint-guard") };
-    let options = Options { name: name.clone(), ram, guard: words("snapshot-guard") };
+    let (guard, max_pause) = (&paths::guard()?, Duration::from_millis(args.max_pause));
+    let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard };
+    let options = Options { name: name.clone(), ram };
     let warn = &mut |warning: &Warning| output::note!("{warning}");
     let failed = |e: SaveError| {
         let is_full = match &e {

@@ -1,0 +1,29 @@
+//! A process that nothing ends but its work, and SIGKILL.
+
+#![allow(unsafe_code)] // Signals are ignored, and descriptors closed, by number.
+
+/// What a terminal, a service manager (to all of a control group) and a closed pipe send.
+const IGNORED: [i32; 8] = [
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+    libc::SIGPIPE,
+];
+
+/// Leaves the caller's session, ignores the signals that end or stop programs, and closes all
+/// descriptors but the standard ones. To be called first of all: nothing else has descriptors yet.
+pub fn stand_alone() {
+    for signal in IGNORED {
+        // SAFETY: no handler is set, so nothing runs when the signal comes.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    // Fails for the leader of a group, which has a session of its own where it matters.
+    let _ = rustix::process::setsid();
+    // SAFETY: the call takes numbers. Whoever calls this has opened nothing yet; what is closed was
+    // inherited, and nobody in this process knows its number.
+    unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
+}

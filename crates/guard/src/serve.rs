@@ -1,0 +1,164 @@
+//! The guard's process: it listens to the command, looks at it, and puts back.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use kmem::pidfd::PidFd;
+use kmem::procfs;
+use kmem::seqpacket::Conn;
+use rustix::net::Shutdown;
+use serde_json::Value;
+
+use crate::{MAX_MESSAGE, Message, Stopped, YES, alone, descriptors, first, wait};
+
+/// Time between two looks at the command while something stands.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a command that was continued may take to let go what it traces.
+const CONTINUED: Duration = Duration::from_secs(10);
+
+/// What QEMU's monitor puts back: the task, and whether the guest is gone. It returns when the
+/// guest runs, or is gone.
+pub(crate) type Undo<'a> = &'a dyn Fn(&Value, &dyn Fn() -> bool);
+
+/// Something that is watched.
+struct Watched {
+    pid: i32,
+    process: PidFd,
+    stopped: Stopped,
+    /// The policies that its threads had.
+    policies: Vec<(i32, i32)>,
+    held: Vec<OwnedFd>,
+}
+
+/// The guard's process. `undo` puts back what [`Stopped::Qmp`] describes: it is called with that,
+/// and with a function that says whether the guest is gone. It returns when the guest runs.
+///
+/// # Errors
+/// If standard input is not a command's socket.
+pub fn run(undo: impl Fn(&Value, &dyn Fn() -> bool)) -> io::Result<()> {
+    alone::stand_alone();
+    let link = Conn::from_fd(io::stdin().as_fd().try_clone_to_owned()?);
+    serve(&link, &undo)
+}
+
+/// Listens until there is nothing to put back any more, or that is done.
+pub(crate) fn serve(link: &Conn, undo: Undo<'_>) -> io::Result<()> {
+    let command = link.peer()?;
+    let mut watched: Vec<Watched> = Vec::new();
+    if listen(link, command.pid, &mut watched) {
+        return Ok(());
+    }
+    let command = PidFd::open(command.pid).ok().map(|process| (command.pid, process));
+    // The command hears that it is too late.
+    let _ = rustix::net::shutdown(link, Shutdown::Both);
+    watched.sort_by_key(|one| rank(&one.stopped));
+    for one in watched {
+        one.put_back(command.as_ref(), undo);
+    }
+    Ok(())
+}
+
+/// Whether the command has said that there is nothing to put back.
+fn listen(link: &Conn, command: i32, watched: &mut Vec<Watched>) -> bool {
+    let mut buffer = vec![0; MAX_MESSAGE];
+    let mut promise = None;
+    let mut end = Instant::now();
+    loop {
+        let mut fds = Vec::new();
+        let message = match link.recv(&mut buffer, &mut fds) {
+            Ok(Some(0)) | Err(_) => return false,
+            Ok(Some(len)) => serde_json::from_slice(&buffer[..len]),
+            Ok(None) if promise.is_some() && (is_stopped(command) || Instant::now() >= end) => return false,
+            Ok(None) => {
+                wait(link, promise.map(|_| LOOK));
+                continue;
+            }
+        };
+        let is_asked = !matches!(message, Ok(Message::Beat | Message::Stands { .. }));
+        match message {
+            Ok(Message::Watch { pid, stopped }) => {
+                let Some((process, held)) = descriptors(fds) else { return false };
+                watched.retain(|one| rank(&one.stopped) != rank(&stopped));
+                let policies = first::usual_policies(pid);
+                watched.push(Watched { pid, process, stopped, policies, held });
+            }
+            Ok(Message::Stands { promise: new }) => promise = Some(new),
+            Ok(Message::Beat) => {}
+            Ok(Message::Runs) => promise = None,
+            Ok(Message::Done) => {
+                let _ = link.send(YES, &[]);
+                return true;
+            }
+            Err(_) => return false,
+        }
+        end = Instant::now() + promise.unwrap_or_default();
+        // A command that was killed meanwhile does not hear it, and is noticed next.
+        if is_asked {
+            let _ = link.send(YES, &[]);
+        }
+    }
+}
+
+/// A process that is stopped answers nobody: it is continued first.
+fn rank(stopped: &Stopped) -> u8 {
+    match stopped {
+        Stopped::Signal => 0,
+        Stopped::Trace => 1,
+        Stopped::Qmp(_) => 2,
+    }
+}
+
+/// Whether the process is stopped by a signal. A debugger's stops are short as a rule.
+fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold any characters.
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+}
+
+/// The process that traces a process's first thread, which one of its threads does.
+fn tracer(pid: i32) -> Option<i32> {
+    let number = |pid: i32, field: &str| -> Option<i32> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix(field)?.trim().parse().ok())
+    };
+    number(number(pid, "TracerPid:")?, "Tgid:")
+}
+
+impl Watched {
+    fn put_back(&self, command: Option<&(i32, PidFd)>, undo: Undo<'_>) {
+        match &self.stopped {
+            Stopped::Signal => self.continue_it(),
+            Stopped::Trace => self.have_it_let_go(command),
+            Stopped::Qmp(task) => {
+                for fd in &self.held {
+                    // The command may be stopped, and QEMU serves one client. A file is no socket.
+                    let _ = rustix::net::shutdown(fd, Shutdown::Both);
+                }
+                undo(task, &|| self.process.has_exited());
+            }
+        }
+    }
+
+    fn continue_it(&self) {
+        first::take_back(self.pid, &self.policies);
+        while !self.process.has_exited() {
+            let _ = self.process.send_signal(libc::SIGCONT);
+            if !procfs::is_stopped(self.pid).unwrap_or(false) {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn have_it_let_go(&self, command: Option<&(i32, PidFd)>) {
+        let (Some((pid, command)), start) = (command, Instant::now()) else { return };
+        while !self.process.has_exited() && !command.has_exited() && tracer(self.pid) == Some(*pid) {
+            let _ = command.send_signal(libc::SIGCONT);
+            if start.elapsed() > CONTINUED {
+                let _ = command.send_signal(libc::SIGKILL);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}

@@ -6,8 +6,8 @@
 //! | another process | clients of its own user *and* its own tenant, and not what pages hold |
 //! | one whose tenant is unknown | no client |
 //!
-//! Its tenant is found as that of a client is ([`crate::tenants`]): what manages guests runs those of
-//! all tenants as one user. A client's tenant is the one that it had when it was admitted.
+//! Its tenant is found as that of a client is ([`crate::tenants`]): what manages guests runs those
+//! of all tenants as one user. A client's tenant is the one that it had when it was admitted.
 
 use control::Peer;
 

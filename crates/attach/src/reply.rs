@@ -70,8 +70,8 @@ mod tests {
         assert!(matches!(read(1, b"\x04a file"), Err(AttachError::MustStand { pid: 1, .. })));
         // What the agent leaves as it was is no answer.
         for stands in [true, false] {
-            let (none, timeout) = (Path::new("/"), Duration::ZERO);
-            let request = Request { pid: 1, library: none, socket: none, timeout, stands };
+            let (none, timeout, guard) = (Path::new("/"), Duration::ZERO, &guard::Guard::thread());
+            let request = Request { pid: 1, library: none, socket: none, timeout, guard, stands };
             assert!(matches!(read(1, &empty(&request)), Err(AttachError::Strange { .. })));
         }
         assert!(matches!(read(1, &[0; LEN]), Err(AttachError::Strange { .. })));

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use kmem::peer::Peer;
 use kmem::pidfd::PidFd;
 use kmem::procfs;
 use kmem::seqpacket::Conn;
@@ -44,7 +45,7 @@ pub fn run(undo: impl Fn(&Value, &dyn Fn() -> bool)) -> io::Result<()> {
 
 /// Listens until there is nothing to put back any more, or that is done.
 pub(crate) fn serve(link: &Conn, undo: Undo<'_>) -> io::Result<()> {
-    let command = link.peer()?;
+    let command = Peer::of(link)?;
     let mut watched: Vec<Watched> = Vec::new();
     if listen(link, command.pid, &mut watched) {
         return Ok(());

@@ -135,7 +135,7 @@ impl Engine {
         match self {
             Engine::PageOne { pageone, .. } => {
                 let status = pageone.any_status()?;
-                if let Some(why) = status.clients().find_map(|client| client.refused.clone()) {
+                if let Some(why) = status.clients().find_map(|client| client.remarks.refused.clone()) {
                     eprintln!("pageone-bench: a client is not merged now: {why}");
                 }
                 Ok(status.metrics.pages_sharing + status.zero())

@@ -201,7 +201,7 @@ impl PageOne {
     /// When none answers, or when it refuses a client: then there is nothing to measure.
     pub(crate) fn status(&self) -> Result<Status> {
         let status = self.any_status()?;
-        let refused = status.clients().find_map(|client| client.refused.clone());
+        let refused = status.clients().find_map(|client| client.remarks.refused.clone());
         refused.map_or(Ok(status), |why| bail!("a client is not merged: {why}"))
     }
 

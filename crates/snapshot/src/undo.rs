@@ -127,11 +127,11 @@ pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) {
         let pid = task.pid;
         match runs {
             Some(since) if since.elapsed() > PATIENCE => {
-                return eprintln!("pageone: guest {pid} runs, but is not put back: {error}");
+                return output::note!("guest {pid} runs, but is not put back: {error}");
             }
             None if start.elapsed() > PATIENCE && !is_said => {
                 is_said = true;
-                eprintln!("pageone: guest {pid} does not go on yet, which is tried as long as it lives: {error}");
+                output::note!("guest {pid} does not go on yet, which is tried as long as it lives: {error}");
             }
             _ => {}
         }

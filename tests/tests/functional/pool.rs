@@ -33,8 +33,8 @@ fn a_pool_from_its_making_to_its_end() {
     assert!(refused(dir.path(), &["create", "two", "--capacity", &capacity]).contains("already"));
     ok(dir.path(), &["add", "one", "staging", &staging]);
     assert!(refused(dir.path(), &["add", "one", "staging", &at("more")]).contains("staging"));
-    assert!(refused(dir.path(), &["add", "one", "memory", &at("more")]).contains("only staging can be added"));
-    assert!(!Path::new(&at("more")).exists(), "nothing was made");
+    assert!(refused(dir.path(), &["add", "one", "memory", &at("lost")]).contains("only staging can be added"));
+    assert!(!Path::new(&at("lost")).exists(), "nothing was made");
     ok(dir.path(), &["rename", "one", "first"]);
     let list: Value = serde_json::from_str(&ok(dir.path(), &["list", "--json"])).unwrap();
     assert_eq!((list[0]["name"].as_str(), list[0]["state"].as_str()), (Some("first"), Some("ready")));

@@ -9,7 +9,7 @@ use std::io::IoSlice;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use mpool::{Access, Allocation, MediaClass, OpenOptions, Pool, PoolError, Rebuild};
+use mpool::{Access, Allocation, Fallback, MediaClass, ObjectError, OpenOptions, Pool, PoolError, Rebuild};
 
 const DATA: &[u8] = b"what was stored";
 
@@ -283,4 +283,13 @@ fn a_file_that_must_not_be_changed_is_named() {
         assert_says(&text(result), &["fixed", said, "not permitted", "--read-only"]);
         works(&path, id, name);
     }
+}
+
+#[test]
+fn what_finds_no_room_is_told_of_a_full_class_and_not_of_one_that_the_pool_has_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "full").unwrap();
+    let wanted = Allocation { class: MediaClass::Staging, capacity: 1 << 60, fallback: Fallback::Capacity };
+    let refused = pool.mblock_alloc(wanted).map(drop);
+    assert!(matches!(refused, Err(ObjectError::Full { class: MediaClass::Capacity, .. })), "{refused:?}");
 }

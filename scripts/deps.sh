@@ -77,7 +77,9 @@ install_missing() {
         fail "there is no apt-get here: install your system's equivalents of ${missing[*]} yourself"
     [ -z "$sudo_prefix" ] || yours "$sudo_prefix$line"
     say "runs: $line"
-    DEBIAN_FRONTEND=noninteractive $line || { refresh && DEBIAN_FRONTEND=noninteractive $line; } ||
+    # Another apt, such as unattended-upgrades, may hold the lock: we wait for it.
+    export DEBIAN_FRONTEND=noninteractive
+    $line -o DPkg::Lock::Timeout=600 || { refresh && $line -o DPkg::Lock::Timeout=600; } ||
         fail "apt-get could not install ${missing[*]}: run 'apt-get update', then this again"
 }
 

@@ -27,7 +27,7 @@ if [ -n "${INSIDE:-}" ]; then
             sleep 0.2
         done
     }
-    merged() { [ "$(pageone status | grep -c 'pageone-test-client  *16  *16 .* merging')" -eq 2 ]; }
+    merged() { [ "$(pageone status --json | grep -c '"pages_merged": 4096')" -eq 2 ]; }
     period() { pageone status | grep -q "merge period $1 s"; }
     connections() { journalctl -u pageone | grep -c ': client pid='; }
     conf=/etc/pageone/pageone.toml

@@ -62,8 +62,12 @@ rounds() { grep -ac 'PAGEONE-ROUND .* PASS' "$log/$1.console" 2> /dev/null || tr
 is_round() { [ "$(rounds "$1")" -gt "$2" ]; }
 # works NAME: the guest checks all of its files, and finds them right.
 works() { process "$1" > /dev/null && eventually 240 is_round "$1" "$(rounds "$1")" && ! grep -a CORRUPT "$log/$1.console"; }
-# merged NAME: MiB that `pageone status` shows as merged.
-merged() { pageone status | awk -v pid="$(process "$1")" '$1 == pid { print $4 }'; }
+# merged NAME: MiB that the daemon says are merged.
+merged() {
+    pageone status --json | awk -v pid="$(process "$1")," '
+        $1 == "\"pid\":" { asked = $2 == pid }
+        asked && $1 == "\"pages_merged\":" { print int($2 / 256); exit }'
+}
 # domain NAME: its domain, as `pageone status` shows it.
 domain() { pageone status | awk -v pid="$(process "$1")" '$1 == "domain" { name = $2 } $1 == pid { print name; exit }'; }
 is_merged() { [ "$(merged "$1")" -ge "$2" ] 2> /dev/null; }

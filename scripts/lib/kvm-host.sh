@@ -19,6 +19,11 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 script=${1:?a script that runs in the host}
 shift
+case $PWD/ in
+    /tmp/* | /run/* | /dev/shm/*)
+        echo "kvm-host: the host has a /tmp, /run and /dev/shm of its own, so that $PWD is not there: move the sources" >&2
+        exit 1 ;;
+esac
 cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
 root=$cache/kvm-host
 [ -e "$root/complete" ] || { echo "kvm-host: $root is missing: run 'scripts/deps.sh kvm-host'" >&2; exit 1; }

@@ -1,12 +1,19 @@
 //! Domains by what manages a client.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use control::client::{self, Error, Freeze};
+use e2e::user::{ENV_UID, give_up_privileges};
 use e2e::{Client, Daemon, eventually, program, skipped};
 
 const PAGES: u64 = 4096;
+/// The user of all guests, as libvirt has one.
+const GUESTS: u32 = 64055;
+/// Directory of a daemon, and a client of it: what a process is to ask for.
+const ENV_ASKS: &str = "PAGEONE_TEST_ASKS";
 
 /// Groups of the hierarchy in which systemd would have clients; removed at the end.
 struct Groups {
@@ -45,14 +52,28 @@ impl Groups {
 
     /// A client that runs in this group; its pages hold what those of all such clients do.
     fn client(&mut self, daemon: &Daemon, group: &str, options: &[&str]) -> Client {
-        let procs = self.make(group).unwrap().join("cgroup.procs");
-        let run = daemon.run(options);
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(procs).arg(run.get_program()).args(run.get_args());
-        command.arg(program("pageone-test-client")).args(["hold", &PAGES.to_string(), "1", "6"]);
+        self.client_of(daemon, group, options, rustix::process::geteuid().as_raw())
+    }
+
+    /// The same, of a user.
+    fn client_of(&mut self, daemon: &Daemon, group: &str, options: &[&str], uid: u32) -> Client {
+        let mut run = daemon.run(options);
+        run.arg(program("pageone-test-client")).args(["hold", &PAGES.to_string(), "1", "6"]);
+        let mut command = self.command(group, &run);
+        if uid != rustix::process::geteuid().as_raw() {
+            command.env(ENV_UID, uid.to_string());
+        }
         let mut client = Client::spawn(command);
         client.expect("ready");
         client
+    }
+
+    /// A command that runs in this group.
+    fn command(&mut self, group: &str, run: &Command) -> Command {
+        let procs = self.make(group).unwrap().join("cgroup.procs");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(procs).arg(run.get_program()).args(run.get_args());
+        command
     }
 }
 
@@ -158,4 +179,71 @@ fn a_restarted_daemon_keeps_a_guests_domain_and_other_rules_lose_no_byte() {
     let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
     assert!(log.contains("made for another domain; not taken"), "{log}");
     clients.iter_mut().for_each(Client::kill);
+}
+
+/// What the control socket gives this process, as the guests' user, of a client: each request, and
+/// whether it has an answer about it.
+fn ask(asked: &str) -> Vec<(&'static str, bool)> {
+    let (directory, pid) = asked.split_once(' ').unwrap();
+    let (place, pid) = ([PathBuf::from(directory)], pid.parse::<i32>().unwrap());
+    give_up_privileges(GUESTS).unwrap();
+    fn done<T>(result: Result<T, Error>) -> bool {
+        !matches!(result, Err(Error::NoClient(_)))
+    }
+    let (status, sharing) = (client::status(&place).unwrap(), client::sharing(&place).unwrap());
+    let sharers = || sharing.domains.iter().flat_map(|domain| &domain.clients);
+    vec![
+        ("status", status.domains.iter().flat_map(|domain| &domain.clients).any(|client| client.pid == pid)),
+        ("sharing", sharers().any(|client| client.pid == pid)),
+        ("contents", sharing.domains.iter().any(|domain| !domain.contents.is_empty())),
+        ("map", done(client::map(&place, pid))),
+        ("dirty", done(client::dirty(&place, &[pid]))),
+        ("dirty of all", client::dirty(&place, &[]).unwrap().iter().any(|client| client.pid == pid)),
+        ("pause", done(client::pause(&place, pid))),
+        ("resume", done(client::resume(&place, pid))),
+        ("freeze", matches!(Freeze::ask(&place, pid, Duration::ZERO), Ok(Some(_)))),
+        ("detach", done(client::detach(&place, pid, |_, _| {}))),
+    ]
+}
+
+#[test]
+fn a_process_of_one_tenant_is_told_nothing_of_anothers_clients_and_can_do_nothing_to_them() {
+    if let Ok(asked) = std::env::var(ENV_ASKS) {
+        return ask(&asked).iter().for_each(|(what, has)| println!("\ntold {what}: {has}"));
+    }
+    let mut groups = match Groups::new() {
+        Ok(groups) => groups,
+        Err(why) => return skipped(&why),
+    };
+    let daemon = Daemon::start();
+    std::fs::set_permissions(daemon.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let slice = |tenant: &str| format!("machine.slice/machine-pageone{tenant}.slice");
+    let guest = |tenant: &str, n: u32| format!("{}/machine-qemu\\x2d{n}\\x2dx.scope", slice(tenant));
+    let mut own = [1, 2].map(|n| groups.client_of(&daemon, &guest("a", n), &[], GUESTS));
+    own.iter().for_each(|client| daemon.wait_merged(client.pid(), PAGES));
+    let pid = own[0].pid();
+    let mut told = |group: &str| {
+        let mut run = Command::new(std::env::current_exe().unwrap());
+        let test = "domains::a_process_of_one_tenant_is_told_nothing_of_anothers_clients_and_can_do_nothing_to_them";
+        run.args(["--exact", test, "--nocapture"]);
+        let mut command = groups.command(group, &run);
+        let out = command.env(ENV_ASKS, format!("{} {pid}", daemon.dir.path().display())).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        let told = said.lines().filter_map(|line| line.strip_prefix("told ")?.split_once(": "));
+        let told: Vec<(String, bool)> = told.map(|(what, has)| (what.into(), has == "true")).collect();
+        assert_eq!(told.len(), 10, "{said}{}", String::from_utf8_lossy(&out.stderr));
+        told
+    };
+    for (what, has) in told(&guest("b", 3)) {
+        assert!(!has, "{what}: another tenant's process");
+    }
+    let known = daemon.client(pid).unwrap();
+    assert_eq!((&known["state"], &known["pages_merged"]), (&"merging".into(), &PAGES.into()), "nothing was done to it");
+    for (what, has) in told(&guest("a", 4)) {
+        assert_eq!(has, what != "contents", "{what}: a process of its own tenant");
+    }
+    own.iter_mut().for_each(|client| {
+        client.go();
+        client.kill();
+    });
 }

@@ -22,7 +22,7 @@ report() { while IFS= read -r line; do echo "floors: $line" >&2; bad=1; done; }
 # only name a module of a lower line, or the file's own.
 floors() {
     case $1 in
-        engine) printf '%s\n' report daemon backend/lend 'backend/agent backend/module' world access client core/recycle core/ledger store 'core/content core/merge' 'pace users tenants' 'config sync' ;;
+        engine) printf '%s\n' report daemon backend/lend 'backend/agent backend/module' world access client core/recycle core/ledger store core/merge core/content 'pace users tenants' 'config sync' ;;
         agent) printf '%s\n' interface intercept service daemon recycle window runtime ;;
         mpool) printf '%s\n' fuzzing map pool objects sim disk finding error ;;
         # As pageonefs.h draws them.

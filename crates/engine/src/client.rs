@@ -13,7 +13,6 @@ pub(crate) mod batch;
 mod budget;
 pub(crate) mod changes;
 mod credit;
-pub(crate) mod detach;
 pub(crate) mod digests;
 mod direct_io;
 mod dirty_rate;
@@ -24,12 +23,10 @@ mod protocol;
 mod recycling;
 mod refusals;
 pub(crate) mod requests;
-mod rest;
 pub(crate) mod scanning;
 pub(crate) mod send;
 mod settle;
 pub(crate) mod sweeps;
-mod under_scan;
 pub(crate) mod watch;
 
 use std::collections::{BTreeMap, HashSet};
@@ -39,16 +36,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::Instant;
 
 use control::Histogram;
-use kmem::memfd::SharedMap;
-use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use wire::{HugePages, PageNo, RegionId, SegmentId};
+use wire::{Detaching, PageNo, RegionId, SegmentId};
 
+use self::apply::Rest;
 pub(crate) use self::apply::{Next, add_region};
 use self::budget::Budget;
-use self::credit::Credit;
-use self::detach::Detach;
 use self::digests::Answers;
 use self::direct_io::DirectIo;
 use self::dirty_rate::DirtyRate;
@@ -58,20 +52,18 @@ use self::memory::Memory;
 pub(crate) use self::protocol::ProtocolError;
 use self::refusals::Refusals;
 use self::requests::Requests;
-use self::rest::Rest;
+use self::scanning::UnderScan;
 use self::sweeps::Sweeps;
-use self::under_scan::UnderScan;
 use self::watch::Observers;
 use crate::core::content::frame::Frame;
 use crate::core::content::index::{ClientId, Place, Sighting};
-use crate::core::ledger::written::Unmerged;
+use crate::core::ledger::written::{HugePolicy, Unmerged};
 use crate::core::ledger::{Entry, Region};
 use crate::pace::IN_HAND;
 use crate::store::domain::Domain;
 use crate::tenants::Verdict;
-use crate::users::{Claim, Connection, User};
+use crate::users::{Connection, User};
 
-/// Sums over a client's life.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) full_scans: u64,
@@ -85,7 +77,6 @@ pub(crate) struct Totals {
     pub(crate) copied: u64,
     /// Pages that take memory of their own again: copied, or filled since they were given back.
     pub(crate) unmerged: u64,
-    pub(crate) agent_cpu_ns: u64,
     pub(crate) window_max_ns: u64,
     /// How long writers can have waited. Of windows that were reported together the longest counts.
     pub(crate) stalls: Histogram,
@@ -99,6 +90,17 @@ impl Totals {
     }
 }
 
+/// How far a client's detach has come, as its agent says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Detach {
+    /// What it waits for at present.
+    pub(crate) waits: Option<Detaching>,
+    /// The kernel's error with which it failed; the memory stays managed.
+    pub(crate) errno: Option<i32>,
+    /// Pages that left management, in a detach or before, and may map frames.
+    pub(crate) retained: u64,
+}
+
 /// When a client is scanned, and when copies end their cooldown.
 pub(crate) struct Schedule {
     /// A scan before this time would take too great a part of the time.
@@ -109,11 +111,12 @@ pub(crate) struct Schedule {
     pub(crate) dirty: DirtyRate,
     /// When the cooldown period of copies began; see [`crate::core::ledger`].
     pub(crate) cooldown_began: Instant,
+    /// Whether all its pages cool down.
+    pub(crate) direct_io: DirectIo,
     /// A scan that is under way, without the lock.
     scanning: Option<UnderScan>,
 }
 
-/// The changing half of a client.
 pub(crate) struct State {
     pub(crate) link: Link,
     pub(crate) tracking: Tracking,
@@ -121,9 +124,7 @@ pub(crate) struct State {
     pub(crate) regions: BTreeMap<RegionId, Region>,
     pub(crate) flight: Flight,
     pub(crate) refusals: Refusals,
-    pub(crate) direct_io: DirectIo,
     pub(crate) budget: Budget,
-    credit: Credit,
     pub(crate) detach: Detach,
     pub(crate) observers: Observers,
     pub(crate) totals: Totals,
@@ -136,17 +137,6 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The agent says how much CPU time it has used. No more of it counts than its work can have
-    /// cost.
-    fn charge(&mut self, said_ns: u64) {
-        self.totals.agent_cpu_ns += self.credit.charge(said_ns);
-    }
-
-    /// Whether pages were recently left out because the budget of mappings is short.
-    pub(crate) fn is_short_of_maps(&self) -> bool {
-        self.budget.is_short(self.totals.full_scans)
-    }
-
     /// After a scan: what was put off becomes a candidate again, every few scans.
     pub(crate) fn retry_deferred(&mut self) {
         if self.budget.retry(self.totals.full_scans) {
@@ -160,8 +150,6 @@ pub(crate) struct Identity {
     pub(crate) number: ClientId,
     pub(crate) pid: i32,
     pub(crate) user: Arc<User>,
-    /// What the connection counts for its user.
-    pub(crate) _claim: Option<Claim>,
     pub(crate) name: String,
     /// The version of the protocol that its connection speaks.
     pub(crate) version: u16,
@@ -170,31 +158,24 @@ pub(crate) struct Identity {
     pub(crate) verdict: Verdict,
     pub(crate) conn: Connection,
     pub(crate) pidfd: PidFd,
-    pub(crate) control: SharedMap,
     /// Forks with regions that its children inherited, before it was a client of this daemon.
     pub(crate) forks_before: u64,
-    /// Its memory, whatever its process runs by now; its page map, likewise.
     pub(crate) memory: Memory,
-    pub(crate) pagemap: Pagemap,
-    pub(crate) huge_pages: HugePages,
-    pub(crate) huge_page_share: f64,
+    pub(crate) huge_pages: HugePolicy,
     /// Reclaim period in seconds, unless its agent names another.
     pub(crate) reclaim_period: f64,
 }
 
-/// One client.
 pub(crate) struct Client {
     identity: Identity,
     state: Mutex<State>,
     /// [`Schedule::scanning`] became `None`.
     scan_ended: Condvar,
     pub(crate) requests: Requests,
-    /// What its agent says of its pages.
     pub(crate) answers: Answers,
     /// Merge passes that the workers' queue has been asked for; the queue's.
     pub(crate) passes: AtomicU32,
-    /// CPU time of its agent in nanoseconds, and pages that it has in hand, when they were last
-    /// read.
+    /// CPU time of its agent in ns, and pages that it has in hand, as last read.
     load: (AtomicU64, AtomicU32),
 }
 
@@ -218,14 +199,13 @@ impl Client {
                 next_walk: now,
                 dirty: DirtyRate::default(),
                 cooldown_began: now,
+                direct_io: DirectIo::default(),
                 scanning: None,
             },
             regions: BTreeMap::new(),
             flight: Flight::new(segments),
             refusals: Refusals::default(),
-            direct_io: DirectIo::default(),
             budget: Budget::new(maps),
-            credit: Credit::new(),
             detach: Detach::default(),
             observers: Observers::default(),
             totals: Totals::default(),
@@ -249,7 +229,7 @@ impl Client {
     pub(crate) fn load(&self) -> (u64, u32) {
         let (cpu_ns, in_hand) = &self.load;
         if let Some(state) = self.state.try_lock() {
-            cpu_ns.store(state.totals.agent_cpu_ns, Relaxed);
+            cpu_ns.store(state.flight.credit.charged_ns, Relaxed);
             in_hand.store(if state.link.is_up() { state.flight.in_hand(IN_HAND) } else { 0 }, Relaxed);
         }
         (cpu_ns.load(Relaxed), in_hand.load(Relaxed))
@@ -260,18 +240,16 @@ impl Client {
         self.state.lock()
     }
 
-    /// Whether the process has ever forked with regions that its children inherit. A child may map
-    /// frames that the process leaves from then on.
+    /// Whether it ever forked with regions: a child may map frames that the process leaves.
     fn forked(&self) -> bool {
-        self.forks_before > 0 || self.control.atomic_u64(wire::control::FORKS).load(Acquire) > 0
+        self.forks_before > 0 || self.memory.control.atomic_u64(wire::control::FORKS).load(Acquire) > 0
     }
 
     /// Whether its agent may have pages taken away just now.
     pub(crate) fn is_in_window(&self) -> bool {
-        self.control.atomic_u64(wire::control::WINDOW).load(Acquire) > 0
+        self.memory.control.atomic_u64(wire::control::WINDOW).load(Acquire) > 0
     }
 
-    /// One page leaves its frame.
     pub(crate) fn release(&self, frame: Frame) {
         if self.forked() {
             // A child without an agent may still map it.
@@ -318,7 +296,7 @@ impl Client {
         self.answers.close();
         let mut state = self.state();
         state.link.disconnect();
-        for batch in state.flight.take_all().into_values() {
+        for batch in std::mem::take(&mut state.flight.batches).into_values() {
             self.settle_rest(&mut state, batch);
         }
         let regions = std::mem::take(&mut state.regions);

@@ -119,7 +119,6 @@ mod mode_name {
     use super::Mode;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    /// The names of all modes.
     pub(super) fn all() -> Vec<&'static str> {
         Mode::NAMES.iter().map(|&(name, _)| name).collect()
     }

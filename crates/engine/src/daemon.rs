@@ -5,5 +5,4 @@ pub(crate) mod adopt;
 pub(crate) mod detach;
 pub(crate) mod engine;
 pub(crate) mod freeze;
-pub(crate) mod pause;
 pub(crate) mod service;

@@ -31,7 +31,7 @@
 //! | `tenants` | what manages a client, and the tenant that it belongs to |
 //! | `pace`, `config` | clocks and limits; settings |
 //!
-//! [`Engine::start`] runs it all; [`Engine::status`] tells what it does. The safety of clients'
+//! [`Engine::start`] runs it all; it answers as a [`control::Handler`]. The safety of clients'
 //! memory rests on three things. An agent maps a frame over a page only after it has compared the
 //! two, byte by byte, while writers wait. A frame's bytes are never written again while a mapping
 //! of it can exist (`store`). What is not certain is kept. Digests, ages and ledgers may
@@ -52,15 +52,10 @@ mod testing;
 mod users;
 mod world;
 
-pub use self::access::Access;
-pub use self::core::recycle::device::PlugError;
 pub use config::{
     Changes, CommandOption, Config, ConfigError, DomainConfig, Effect, ManagedBy, Range, SETTINGS, Setting, TenantBy,
     TenantRule,
 };
-pub use daemon::detach::{DetachError, Detaching};
 pub use daemon::engine::{AGENT_SOCKET, Engine, StartError};
-pub use daemon::freeze::{Freeze, FreezeError};
 pub use governor::Mode;
-pub use report::rates::NotAClient;
 pub use wire::HugePages;

@@ -3,11 +3,12 @@
 //!
 //! [`governor::Pace`] decides; here are the clocks. Every worker calls [`Pacer::pause`] where it
 //! holds no lock. CPU time of this process is charged by itself, whichever thread uses it. CPU time
-//! that others use for the daemon, mostly agents, is charged as they report it ([`Pacer::charge`]);
-//! until then, the pages they were given count as *in hand*. While the host is short of memory
+//! that agents use for the daemon is charged as they report it ([`Pacer::charge_agents`]); until
+//! then, the pages they were given count as *in hand*. While the host is short of memory
 //! (PSI), merging helps, and a second, higher limit applies.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use control::{GovernorMetrics, GovernorMode, GovernorStatus};
@@ -25,6 +26,8 @@ const SHORTEST: Duration = Duration::from_millis(2);
 const LONGEST: Duration = Duration::from_millis(200);
 /// How often memory pressure is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often agents are charged: each time looks at every client.
+pub(crate) const CHARGE_EVERY: Duration = Duration::from_millis(1);
 /// CPU time of this process is read at most this often.
 const SETTLE: Duration = Duration::from_micros(500);
 /// CPU time that a page costs an agent at most: comparing it, and a mapping of its own.
@@ -34,10 +37,8 @@ pub(crate) const IN_HAND: Duration = Duration::from_secs(2);
 /// How often a decision is logged at level `info`; at `debug` all are.
 const NEWS: Duration = Duration::from_secs(60);
 
-/// What the operator has set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Limits {
-    /// How the pace is found.
     pub(crate) mode: Mode,
     /// How long a scan is to take, in seconds.
     pub(crate) target: f64,
@@ -94,11 +95,12 @@ struct OfUser {
     seen: Duration,
 }
 
-/// What all workers share.
 pub(crate) struct Pacer {
     started: Instant,
     /// CPU time so far, in nanoseconds.
     clock: fn() -> u64,
+    /// When agents were last charged: microseconds after `started`.
+    charged: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -125,7 +127,7 @@ impl Pacer {
             told: None,
             users: BTreeMap::new(),
         };
-        Self { started: Instant::now(), clock, state: Mutex::new(state) }
+        Self { started: Instant::now(), clock, charged: AtomicU64::default(), state: Mutex::new(state) }
     }
 
     /// Other limits, from the next scan and the next piece of work on.
@@ -212,10 +214,11 @@ impl Pacer {
         }
     }
 
-    /// Charges CPU time that another process has used for the daemon, in nanoseconds. This
-    /// process's own is charged already: merging, scanning and recycling share one budget.
-    pub(crate) fn charge(&self, cpu_ns: u64) {
-        self.settle(cpu_ns, SETTLE);
+    /// Whether agents are to be charged now, by this thread.
+    pub(crate) fn is_charge_due(&self) -> bool {
+        let (now, last) = (self.started.elapsed().as_micros() as u64, self.charged.load(Relaxed));
+        let due = last == 0 || now >= last + CHARGE_EVERY.as_micros() as u64;
+        due && self.charged.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
     }
 
     /// Charges agents. `total`: CPU time of all agents ever, in nanoseconds; `in_hand`: pages that
@@ -227,11 +230,10 @@ impl Pacer {
             state.agents = state.agents.max(total);
             new
         });
-        self.charge(new);
+        self.settle(new, SETTLE);
     }
 
-    /// CPU time that urgent work of at most `wanted` may take now. `None`: so much has been used
-    /// that it has to wait, too.
+    /// CPU time for urgent work of at most `wanted`. `None`: too much was used; it waits, too.
     pub(crate) fn allowance(&self, wanted: Duration) -> Option<Duration> {
         let limits = self.with(|state, _| state.limits);
         if limits.usual <= 0.0 {
@@ -247,8 +249,7 @@ impl Pacer {
         self.with(|state, now| state.users.get(&uid).is_some_and(|user| now.saturating_sub(user.seen) < time))
     }
 
-    /// Charges `others`, and what this process has used, unless it was charged less than `least`
-    /// ago. Returns the time, and for how long to use no more.
+    /// Charges `others` and, if `least` ago, this process. Returns the time, and how long to wait.
     fn settle(&self, others: u64, least: Duration) -> (Duration, Duration) {
         let memory_is_short = self.look();
         self.with(|state, now| {
@@ -299,7 +300,6 @@ impl Pacer {
         })
     }
 
-    /// What the governor does, and why.
     pub(crate) fn status(&self) -> GovernorStatus {
         self.settle(0, Duration::ZERO);
         self.with(|state, now| {

@@ -4,7 +4,7 @@
 mod files;
 mod handler;
 mod map;
-pub(crate) mod rates;
+mod rates;
 mod sharing;
-pub(crate) mod status;
+mod status;
 mod why;

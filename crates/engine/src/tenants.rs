@@ -31,8 +31,7 @@ use crate::config::{ManagedBy, TenantBy, TenantRule};
 /// A tenant: the source that it was taken from, and the value there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Tenant {
-    /// A source of [`TenantBy`], `tenant` for a name of the configuration, `container` or
-    /// `process`.
+    /// One of [`TenantBy`], `tenant` for a name of the configuration, `container`, `process`.
     pub(crate) source: &'static str,
     pub(crate) value: String,
 }
@@ -69,7 +68,6 @@ pub(crate) struct Verdict {
     pub(crate) manager: Option<&'static str>,
     /// UUID, VMID or the like.
     pub(crate) guest: Option<String>,
-    /// The guest's name.
     pub(crate) name: Option<String>,
     /// The rule that gave the domain.
     pub(crate) rule: String,

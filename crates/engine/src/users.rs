@@ -21,8 +21,7 @@ mod received;
 /// Time over which lines in the log are counted.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A line in the log about a user's client, unless it has had its lines of the minute:
-/// `log_of!(user, warn, fields, "text")`.
+/// A line in the log about a client, within its user's bound: `log_of!(user, warn, …)`.
 macro_rules! log_of {
     ($user:expr, $level:ident, $($rest:tt)+) => {
         if $user.may_log() {
@@ -33,12 +32,9 @@ macro_rules! log_of {
 
 pub(crate) use log_of;
 
-/// A counted resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Pages of regions.
     Pages,
-    /// Connections of clients.
     Clients,
     /// Connections that have not finished their handshake.
     Handshakes,
@@ -73,7 +69,6 @@ pub(crate) struct Refused {
     pub(crate) name: String,
     /// The broken rule, and the remedy.
     pub(crate) reason: String,
-    /// How often.
     pub(crate) times: u64,
 }
 
@@ -84,7 +79,6 @@ struct Lines {
     left_out: u64,
 }
 
-/// One user.
 pub(crate) struct User {
     pub(crate) uid: u32,
     most: [AtomicU64; KINDS],
@@ -121,7 +115,6 @@ impl User {
         }
     }
 
-    /// How much of a resource the user takes.
     pub(crate) fn taken(&self, kind: Kind) -> u64 {
         self.taken[kind as usize].load(Acquire)
     }
@@ -144,8 +137,7 @@ impl User {
         }
     }
 
-    /// Whether the log may have another line about this user's clients. Says how many were left out
-    /// in the minute before.
+    /// Whether there may be another line about this user's clients; counts what is left out.
     pub(crate) fn may_log(&self) -> bool {
         let mut lines = self.lines.lock();
         if lines.since.elapsed() >= MINUTE {
@@ -178,7 +170,6 @@ impl User {
         }
     }
 
-    /// A process is a client now.
     pub(crate) fn accepted(&self, pid: i32) {
         self.refused.lock().retain(|refused| refused.pid != pid);
     }
@@ -191,7 +182,6 @@ impl User {
     }
 }
 
-/// Whether the process exists.
 fn lives(pid: i32) -> bool {
     let pid = rustix::process::Pid::from_raw(pid);
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
@@ -227,7 +217,6 @@ impl Users {
         (pages as u64, config.user_clients as u64)
     }
 
-    /// The user of this uid.
     pub(crate) fn user(&self, uid: u32) -> Arc<User> {
         let new = || {
             let (pages, clients) = *self.most.lock();
@@ -236,7 +225,6 @@ impl Users {
         self.users.lock().entry(uid).or_insert_with(new).clone()
     }
 
-    /// All users, by uid.
     pub(crate) fn all(&self) -> Vec<Arc<User>> {
         self.users.lock().values().cloned().collect()
     }

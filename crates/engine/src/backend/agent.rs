@@ -22,11 +22,25 @@ mod moves;
 pub(crate) mod pass;
 mod period;
 mod plan;
-mod predict;
 pub(crate) mod ram;
 mod read;
 mod requests;
 pub(crate) mod scan;
-mod send;
 pub(crate) mod sweeps;
 mod verify;
+
+use crate::store::GrowError;
+
+/// Why a pass ends early. Only `Fatal` needs an operator.
+#[derive(Debug)]
+enum Stop {
+    /// The client is gone or does not answer, or this worker was held up in its memory.
+    Client,
+    /// The agent has enough to do; requests wait.
+    Full,
+    /// A client of another user waits, and this pass has had its time.
+    Turn,
+    Store(GrowError),
+    /// The client cannot be read; the text says why.
+    Fatal(String),
+}

@@ -24,8 +24,7 @@ use crate::backend::module::mounts::{Due, Files};
 use crate::backend::module::{merge, round};
 use crate::world::shared::Shared;
 
-/// The thread of the files: a round each time that one is requested, and a look when there is news,
-/// until the engine stops.
+/// The thread of the files: rounds on request, looks when there is news, until the engine stops.
 pub(crate) fn run(files: &Arc<Files>, shared: &Arc<Shared>) {
     let mut stores = Stores::default();
     while let Some(due) = files.wait(shared) {
@@ -39,7 +38,6 @@ pub(crate) fn run(files: &Arc<Files>, shared: &Arc<Shared>) {
     }
 }
 
-/// Scans and merges.
 fn round(files: &Files, stores: &Stores, shared: &Shared) {
     let all = files.managed();
     let slots = round::scan(shared, stores.segments());

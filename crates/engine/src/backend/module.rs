@@ -1,7 +1,6 @@
 //! Files of `pageonefs`, the memory file system of `host/linux/pageonefs`: memory that is merged
-//! below its mappings. No agent is in the processes that map them; the kernel does what an agent
-//! does, and the daemon decides, with the ledger, the index and the governor that it has for
-//! clients.
+//! below its mappings. The kernel does what an agent does; the daemon decides, with the ledger,
+//! the index and the governor that it has for clients.
 //!
 //! ```text
 //!   each merge period:  mounts ──▶ files ──▶ scan     harvest: which pages were written
@@ -16,27 +15,24 @@
 //!   are no cooldowns and no budget of mappings: the kernel sees who else holds a page.
 //! * The first page with a content is *sighted*. The second becomes a frame, in the kernel, which
 //!   copies it; then the first is merged with that ([`merge`]).
-//! * Where page after page had contents that follow each other in the index, the next pages are
-//!   merged without being digested ([`crate::core::merge::predict`]): the kernel compares them in
-//!   full in any case.
+//! * Predicted pages are merged without being digested ([`crate::core::merge::predict`]): the
+//!   kernel compares all pages in full.
 //! * The kernel frees a frame when its last page leaves it. The index counts the pages of each
 //!   content, and forgets it with the last ([`contents`]).
 //! * What a guest marks as free is punched out of its file ([`recycle`]).
-//! * Clients and files of one domain share one store ([`crate::backend::lend`], as [`neighbour`]).
+//! * Clients and files of one domain share one store ([`crate::backend::lend`]).
 //! * A new daemon asks the kernel which pages are merged, and digests each frame once ([`adopt`]).
 //!
-//! Mounts with one `domain=` share frames, and have one index here. The mount's root is opened for
-//! each call and closed again, so that a mount can be unmounted at any time.
+//! Mounts with one `domain=` share frames and an index. A mount's root is opened for each call, so
+//! that it can be unmounted at any time.
 
 mod adopt;
 pub(crate) mod contents;
 pub(crate) mod file;
-pub(crate) mod frames;
 pub(crate) mod kernel;
 pub(crate) mod look;
 pub(crate) mod merge;
 pub(crate) mod mounts;
-pub(crate) mod neighbour;
 mod owner;
 mod recycle;
 pub(crate) mod round;

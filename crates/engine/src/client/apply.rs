@@ -1,6 +1,6 @@
 //! Applying what an agent says: the one place where its messages are told apart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -9,7 +9,6 @@ use wire::recycle::Recycled;
 use wire::{PageNo, RegionId, Run, ToDaemon};
 
 use super::link::{Link, Tracking};
-use super::rest::{Rest, What};
 use super::{Client, ProtocolError, State};
 use crate::config::bounds::SLICE;
 use crate::core::content::index::MAX_REGIONS;
@@ -25,9 +24,26 @@ pub(crate) enum Next {
     Pass,
     /// It is time to look whether a sweep is due.
     Reclaim,
-    /// QEMU's monitor has come: it is to be asked where its guest's RAM lies, and whether the
-    /// device is plugged in; then as [`Next::Reclaim`].
+    /// QEMU's monitor has come: ask it for the RAM and the device; then as [`Next::Reclaim`].
     AskMonitor,
+}
+
+/// What a message says of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Discarded,
+    Shrunk,
+    /// They leave management, and may map their frames for as long as the process lives.
+    Retained,
+    Recycled,
+}
+
+/// The part of a message about pages that is not applied yet: it can name as many as a region has,
+/// so it is applied in slices, and others are served between two of them.
+pub(super) struct Rest {
+    what: What,
+    region: RegionId,
+    runs: VecDeque<Run>,
 }
 
 impl Client {
@@ -48,9 +64,9 @@ impl Client {
             ToDaemon::Digests(answer) => {
                 let (said_ns, pages) = (answer.cpu_ns, answer.digests.len());
                 if self.answers.put(answer) {
-                    state.credit.digests(pages);
+                    state.flight.credit.digests(pages);
                 }
-                state.charge(said_ns);
+                state.flight.credit.charge(said_ns);
             }
             ToDaemon::Retained { region, run } => return self.begin(&mut state, What::Retained, region, vec![run]),
             ToDaemon::SegmentLeftOut { segment, most } => {
@@ -59,9 +75,9 @@ impl Client {
                     log_of!(self.user, warn, pid = self.pid, "merged in part: {why}");
                 }
             }
-            ToDaemon::Detaching(waits) => state.detach.waits(waits),
+            ToDaemon::Detaching(waits) => state.detach.waits = Some(waits),
             ToDaemon::DetachFailed { errno } => {
-                state.detach.failed(errno);
+                state.detach.errno = Some(errno);
                 state.tracking = Tracking::Interrupted;
             }
             ToDaemon::Detached => state.link = Link::Detached,
@@ -98,8 +114,7 @@ impl Client {
         self.apply_slice(state)
     }
 
-    /// Applies another slice of a message that is not applied to its end.
-    /// [`Next::Rest`]: more of it is left.
+    /// Applies another slice of a message. [`Next::Rest`]: more of it is left.
     pub(crate) fn go_on(&self) -> Result<Next, ProtocolError> {
         self.apply_slice(&mut self.state())
     }
@@ -159,7 +174,7 @@ impl Client {
             What::Shrunk => region.shrink(run)?,
             What::Retained => {
                 region.shrink(run)?;
-                state.detach.retained(run.len);
+                state.detach.retained += u64::from(run.len);
             }
         }
         // A page on its way from one frame to another does not map the first any more, unless it is
@@ -308,7 +323,7 @@ mod tests {
         let usage = client.domain.store.usage();
         assert_eq!((usage.frames, usage.pinned), (0, 2), "the program may read two of them for ever");
         let state = client.state();
-        assert_eq!((state.detach.pages_retained(), state.regions[&id].managed), (2, 5));
+        assert_eq!((state.detach.retained, state.regions[&id].managed), (2, 5));
         drop(state);
         assert!(client.apply(ToDaemon::Retained { region: id, run: Run::new(PageNo(7), 2) }, &mut Vec::new()).is_err());
     }

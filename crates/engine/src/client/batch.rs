@@ -58,9 +58,8 @@ pub(crate) struct Batch {
     /// Pages in the runs before each run.
     firsts: Vec<u32>,
     settled: Vec<bool>,
-    /// The frames that pages map which are moved to another one of the same bytes. The pages are
-    /// users of these too.
-    origins: HashMap<PageNo, Frame>,
+    /// The frames that pages map which are moved to equal ones: the pages use both.
+    pub(super) origins: HashMap<PageNo, Frame>,
 }
 
 impl Batch {
@@ -82,22 +81,10 @@ impl Batch {
         (!std::mem::replace(settled, true)).then(|| run.target_of(page))
     }
 
-    /// The page maps this frame until it is moved.
-    pub(crate) fn set_origin(&mut self, page: PageNo, frame: Frame) {
-        self.origins.insert(page, frame);
-    }
-
-    /// The frame that a page mapped before, if it is moved.
-    pub(crate) fn take_origin(&mut self, page: PageNo) -> Option<Frame> {
-        self.origins.remove(&page)
-    }
-
-    /// The frames that these pages mapped before, of those that are moved.
     pub(crate) fn take_origins(&mut self, run: Run) -> Vec<Frame> {
         self.origins.extract_if(|page, _| (run.page..run.end()).contains(page)).map(|(_, frame)| frame).collect()
     }
 
-    /// The pages that are not settled.
     pub(crate) fn left(&self) -> Vec<PageNo> {
         let pages = self.runs.iter().flat_map(|planned| planned.run.pages());
         pages.zip(&self.settled).filter(|(_, settled)| !**settled).map(|(page, _)| page).collect()

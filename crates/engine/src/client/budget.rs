@@ -13,14 +13,14 @@ const MIN_RUN: std::ops::RangeInclusive<u32> = 4..=512;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     /// Mappings of the process now, as its agent estimates, and when it became a client.
-    maps: u32,
+    pub(crate) maps: u32,
     first_maps: u32,
     /// Runs of fewer pages are left out.
-    min_run: u32,
+    pub(crate) min_run: u32,
     /// Whether the budget was exhausted since `min_run` was last relaxed.
     exhausted: bool,
     /// The scan at which something was last left out.
-    left_out: Option<u64>,
+    pub(super) left_out: Option<u64>,
 }
 
 impl Budget {
@@ -29,34 +29,14 @@ impl Budget {
         Self { maps, first_maps: maps, min_run: 1, exhausted: false, left_out: None }
     }
 
-    /// Mappings of the process.
-    pub(crate) fn maps(&self) -> u32 {
-        self.maps
-    }
-
     /// Mappings more than when it became a client.
     pub(crate) fn more_maps(&self) -> u32 {
         self.maps.saturating_sub(self.first_maps)
     }
 
-    /// Runs of fewer pages are left out.
-    pub(crate) fn min_run(&self) -> u32 {
-        self.min_run
-    }
-
-    /// The agent reports how many mappings there are.
-    pub(super) fn set_maps(&mut self, maps: u32) {
-        self.maps = maps;
-    }
-
-    /// Something was left out at this scan.
-    pub(super) fn leave_out(&mut self, scan: u64) {
-        self.left_out = Some(scan);
-    }
-
     /// The agent had no room for a run.
     pub(super) fn exhaust(&mut self, scan: u64) {
-        self.leave_out(scan);
+        self.left_out = Some(scan);
         if !self.exhausted {
             self.exhausted = true;
             self.min_run = (self.min_run * 2).clamp(*MIN_RUN.start(), *MIN_RUN.end());
@@ -86,14 +66,14 @@ mod tests {
     #[test]
     fn runs_have_to_be_longer_while_the_budget_is_exhausted() {
         let mut budget = Budget::new(100);
-        assert!(!budget.is_short(0) && budget.min_run() == 1);
+        assert!(!budget.is_short(0) && budget.min_run == 1);
         budget.exhaust(3);
         budget.exhaust(3);
-        assert_eq!((budget.min_run(), budget.is_short(3)), (4, true), "once a round");
+        assert_eq!((budget.min_run, budget.is_short(3)), (4, true), "once a round");
         assert!(!budget.retry(15) && budget.retry(16));
         budget.exhaust(16);
-        assert_eq!(budget.min_run(), 8);
-        assert!(budget.retry(32) && budget.min_run() == 8 && budget.retry(48) && budget.min_run() == 1);
+        assert_eq!(budget.min_run, 8);
+        assert!(budget.retry(32) && budget.min_run == 8 && budget.retry(48) && budget.min_run == 1);
         assert!(budget.is_short(48) && !budget.is_short(49));
     }
 }

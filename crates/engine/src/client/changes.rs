@@ -1,18 +1,19 @@
 //! The change log: what a client has changed since a checkpoint of it.
 //!
-//! The kernel notes which pages were written, and the daemon's scans clear the notes. So the daemon
-//! keeps the pages that a scan found written since the checkpoint. It also keeps the pages that an
-//! agent was told to merge: a window clears notes of pages that it does not replace. Writes that no
-//! scan has found yet are still in the kernel's notes. Pages that were given back are not listed:
-//! they read as zeros, as the page map tells.
+//! The kernel notes which pages were written, and the daemon's scans clear the notes. So the
+//! daemon keeps what scans have found since the checkpoint, and the pages that an agent was told
+//! to merge: a window clears notes of pages that it does not replace. Later writes are still in
+//! the kernel's notes. Pages that were given back are not listed: they read as zeros, as the page
+//! map tells.
 //!
-//! The log may list too much, never too little. It is dropped when it is not complete: after a scan
-//! that failed, when the list gets long, with another freeze, and with the client's connection.
+//! The log may list too much, never too little. It is dropped when it is not complete: after a
+//! scan that failed, when the list gets long, with another freeze, and with the client's
+//! connection.
 //!
-//! *Devices write without a note.* The kernel notes a page when a direct I/O request pins it. The
-//! request may write to it later, after a scan has cleared the note. So for a process that may do
-//! direct I/O, recently written pages count as changed: they were written within the last one or
-//! two cooldown periods (see [`crate::core::ledger`]), longer than any one request takes.
+//! *Devices write without a note.* The kernel notes a page when a direct I/O request pins it; the
+//! request may write later. So for a process that may do direct I/O, pages written within the last
+//! one or two cooldown periods count as changed (see [`crate::core::ledger`]): no request takes
+//! longer.
 
 use control::ChangeLog;
 use kmem::PAGE_SIZE;
@@ -26,54 +27,42 @@ const MOST: usize = 1 << 16;
 /// Parts are joined when there are twice as many as after the last time, and at least this many.
 const JOIN_FROM: usize = 1 << 12;
 
-/// Parts of memory; they may overlap.
-#[derive(Debug, Default)]
-struct Parts {
-    list: Vec<(usize, usize)>,
+/// A [`ChangeLog`] as it grows.
+#[derive(Debug)]
+pub(crate) struct Log {
+    label: String,
+    /// Parts of memory, begin and end; they may overlap.
+    parts: Vec<(usize, usize)>,
     join_at: usize,
 }
 
-impl Parts {
-    fn add(&mut self, range: Range) {
-        match self.list.last_mut() {
+impl Log {
+    /// A log of which nothing is known but the moment it begins.
+    pub(crate) fn new(label: String) -> Self {
+        Self { label, parts: Vec::new(), join_at: 0 }
+    }
+
+    pub(crate) fn add(&mut self, range: Range) {
+        match self.parts.last_mut() {
             Some((_, end)) if *end == range.start => *end = range.end(),
-            _ => self.list.push((range.start, range.end())),
+            _ => self.parts.push((range.start, range.end())),
         }
-        if self.list.len() >= self.join_at.max(JOIN_FROM) {
+        if self.parts.len() >= self.join_at.max(JOIN_FROM) {
             self.join();
         }
     }
 
     /// Sorts the parts, and joins those that overlap or touch.
     fn join(&mut self) {
-        self.list.sort_unstable();
-        self.list.dedup_by(|next, last| {
+        self.parts.sort_unstable();
+        self.parts.dedup_by(|next, last| {
             let joins = next.0 <= last.1;
             if joins {
                 last.1 = last.1.max(next.1);
             }
             joins
         });
-        self.join_at = 2 * self.list.len();
-    }
-}
-
-/// A [`ChangeLog`] as it grows.
-#[derive(Debug)]
-pub(crate) struct Log {
-    label: String,
-    parts: Parts,
-}
-
-impl Log {
-    /// A log of which nothing is known but the moment it begins.
-    pub(crate) fn new(label: String) -> Self {
-        Self { label, parts: Parts::default() }
-    }
-
-    /// These bytes may have changed.
-    pub(crate) fn add(&mut self, range: Range) {
-        self.parts.add(range);
+        self.join_at = 2 * self.parts.len();
     }
 
     /// An agent is told to merge these pages of a region that begins at `region`. Its windows span
@@ -94,16 +83,15 @@ impl Log {
 
     /// Whether there are more parts than a log lists.
     pub(crate) fn is_too_long(&mut self) -> bool {
-        if self.parts.list.len() > MOST {
-            self.parts.join();
+        if self.parts.len() > MOST {
+            self.join();
         }
-        self.parts.list.len() > MOST
+        self.parts.len() > MOST
     }
 
-    /// The finished log.
     pub(crate) fn end(mut self) -> ChangeLog {
-        self.parts.join();
-        let changed = self.parts.list.iter().map(|&(start, end)| (start as u64, (end - start) as u64)).collect();
+        self.join();
+        let changed = self.parts.iter().map(|&(start, end)| (start as u64, (end - start) as u64)).collect();
         ChangeLog { label: self.label, changed }
     }
 }

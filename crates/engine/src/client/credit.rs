@@ -16,17 +16,18 @@ const UNASKED: u32 = 50;
 /// The longest time for which such credit is granted at once.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// What an agent may charge.
 pub(crate) struct Credit {
     left: Duration,
     /// What the agent said last; nothing on a new connection.
     said_ns: Option<u64>,
     granted: Instant,
+    /// What it has charged so far.
+    pub(crate) charged_ns: u64,
 }
 
 impl Credit {
     pub(super) fn new() -> Self {
-        Self { left: Duration::ZERO, said_ns: None, granted: Instant::now() }
+        Self { left: Duration::ZERO, said_ns: None, granted: Instant::now(), charged_ns: 0 }
     }
 
     /// The agent is given a batch of `pages` pages.
@@ -39,7 +40,6 @@ impl Credit {
         self.grant(AGENT_PAGE * pages as u32);
     }
 
-    /// The agent may charge `time` more.
     pub(super) fn grant(&mut self, time: Duration) {
         self.left = self.left.saturating_add(time);
     }
@@ -54,7 +54,9 @@ impl Credit {
         self.said_ns = self.said_ns.max(Some(said_ns));
         let charged = Duration::from_nanos(new).min(self.left);
         self.left -= charged;
-        charged.as_nanos() as u64
+        let charged = charged.as_nanos() as u64;
+        self.charged_ns += charged;
+        charged
     }
 }
 

@@ -1,20 +1,19 @@
 //! Digests that a client's agent computes of its own pages.
 //!
 //! To read a page from outside, the kernel walks page tables and copies it; its own process reads
-//! it in place. So a worker asks the agent for the digests of the pages that are next, some chunks
-//! ahead, and takes the answers in order. It does so where most contents are new. Elsewhere bytes
-//! are needed for frames, or predictions overtake the answers, and it reads from outside.
+//! it in place. So where most contents are new, a worker asks the agent for the digests of the
+//! next pages, some chunks ahead, and takes the answers in order. Elsewhere bytes are needed for
+//! frames, or predictions overtake the answers.
 //!
 //! *An agent can be slow, stopped or a liar.* A worker waits for [`PATIENCE`] at most, then reads
-//! from outside, and asks nothing for [`PAUSE`]. A digest is a hint: the daemon reads and hashes
-//! the bytes of a frame itself, and the merge window compares bytes. A wrong digest costs a missed
-//! merge of the liar's own page.
+//! from outside, and asks nothing for [`PAUSE`]. The daemon hashes the bytes of a frame itself,
+//! and the window compares bytes: a wrong digest costs a missed merge of the liar's own page.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use kmem::seqpacket::Conn;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use wire::{Digest, Digests, PageNo, RegionId, Run, ToAgent};
 
 /// How long an answer may take. Then the worker reads the pages from outside.
@@ -22,7 +21,6 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// How long nothing is asked after an answer that took longer.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The requests to one agent, and its answers.
 #[derive(Default)]
 pub(crate) struct Answers {
     state: Mutex<State>,
@@ -32,23 +30,16 @@ pub(crate) struct Answers {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// Requests under way, in order.
     asked: VecDeque<u64>,
-    /// Answers to these.
     answers: VecDeque<Digests>,
     resume: Option<Instant>,
     closed: bool,
 }
 
 impl Answers {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Requests the digests of `pages`, ascending, at most [`wire::MAX_DIGESTS`]. `None`: the agent
-    /// is not to be asked now.
+    /// Asks for the digests of at most [`wire::MAX_DIGESTS`] ascending pages. `None`: not now.
     pub(crate) fn ask(&self, conn: &Conn, region: RegionId, seed: u64, pages: &[PageNo]) -> Option<u64> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.closed || state.resume.is_some_and(|resume| Instant::now() < resume) {
             return None;
         }
@@ -60,11 +51,10 @@ impl Answers {
         Some(request)
     }
 
-    /// Waits for the digests of a request, as far as the agent could read the pages. `None`: it
-    /// does not answer in time.
+    /// Waits for the digests of a request, as far as pages could be read. `None`: not in time.
     pub(crate) fn wait(&self, request: u64) -> Option<Vec<u64>> {
         let deadline = Instant::now() + PATIENCE;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             if let Some(at) = state.answers.iter().position(|answer| answer.request == request) {
                 state.asked.retain(|&asked| asked != request);
@@ -81,7 +71,7 @@ impl Answers {
 
     /// An answer has come. It is dropped if its request was forgotten. Returns whether it is kept.
     pub(crate) fn put(&self, answer: Digests) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let wanted = state.asked.contains(&answer.request);
         let kept = wanted && state.answers.iter().all(|earlier| earlier.request != answer.request);
         if kept {
@@ -91,16 +81,14 @@ impl Answers {
         kept
     }
 
-    /// Forgets all requests.
     pub(crate) fn forget(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.asked.clear();
         state.answers.clear();
     }
 
-    /// No more answers come.
     pub(crate) fn close(&self) {
-        self.state().closed = true;
+        self.state.lock().closed = true;
         self.news.notify_all();
     }
 }
@@ -144,7 +132,7 @@ mod tests {
         answers.put(answer(second + 1, &[4]));
         assert_eq!(answers.wait(first), Some(vec![1, 2, 3]));
         assert_eq!(answers.wait(second), Some(vec![5]));
-        assert!(answers.state().answers.is_empty() && answers.state().asked.is_empty());
+        assert!(answers.state.lock().answers.is_empty() && answers.state.lock().asked.is_empty());
     }
 
     #[test]
@@ -154,11 +142,11 @@ mod tests {
         let request = answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]).unwrap();
         assert_eq!(answers.wait(request), None);
         assert_eq!(answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]), None);
-        answers.state().resume = Some(Instant::now());
+        answers.state.lock().resume = Some(Instant::now());
         assert!(answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]).is_some());
         answers.forget();
         answers.put(answer(request, &[1]));
-        assert!(answers.state().answers.is_empty(), "too late");
+        assert!(answers.state.lock().answers.is_empty(), "too late");
     }
 
     #[test]

@@ -7,7 +7,6 @@
 
 use std::time::{Duration, Instant};
 
-/// What the last look found.
 #[derive(Debug, Default)]
 pub(crate) struct DirectIo {
     /// The file or device that was found, and when to look again.
@@ -20,7 +19,6 @@ impl DirectIo {
         self.found.as_ref().map(|(why, _)| why)
     }
 
-    /// Whether to look again.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.found.as_ref().is_none_or(|&(_, until)| now >= until)
     }

@@ -13,7 +13,6 @@ const LEAST: f64 = 0.0003;
 pub(crate) struct DirtyRate {
     /// Pages that scans found written since the last merge period's scan.
     found: u64,
-    /// When that scan was.
     last: Option<Instant>,
     per_second: Option<f64>,
 }
@@ -33,8 +32,7 @@ impl DirtyRate {
         }
     }
 
-    /// Pages written a second; 0 before the second scan, and where a page is written once in an
-    /// hour.
+    /// Pages written a second; 0 before the second scan, and for less than one an hour.
     pub(crate) fn per_second(&self) -> f64 {
         self.per_second.filter(|&rate| rate > LEAST).unwrap_or_default()
     }

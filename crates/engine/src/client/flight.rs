@@ -6,21 +6,22 @@ use std::time::{Duration, Instant};
 use wire::{RegionId, Run, SegmentId};
 
 use super::batch::Batch;
+use super::credit::Credit;
 use crate::core::content::frame::Frame;
 use crate::core::content::index::ClientId;
 
-/// Pages outstanding at one agent before a pass ends: a few batches, so that the agent always has
-/// work.
+/// Pages outstanding at one agent before a pass ends: a few batches, so that it always has work.
 const IN_FLIGHT: u32 = 3072;
 
-/// Batches under way.
 pub(crate) struct Flight {
-    batches: HashMap<u64, Batch>,
-    next_batch: u64,
+    pub(super) batches: HashMap<u64, Batch>,
+    pub(super) next_batch: u64,
     /// Pages in these batches that are not settled.
-    outstanding: u32,
+    pub(crate) outstanding: u32,
+    /// CPU time that the agent may charge.
+    pub(crate) credit: Credit,
     /// When the agent last reported, or was given something to do after it had been idle.
-    reported: Instant,
+    pub(super) reported: Instant,
     /// A pass ended because the agent had enough to do; another is due when it has done half.
     full: bool,
     /// A prediction was wrong, so there are candidates that no pass was requested for.
@@ -30,7 +31,7 @@ pub(crate) struct Flight {
     /// Segments whose descriptors the agent has.
     pub(super) segments: HashSet<SegmentId>,
     /// Segments that the agent has no descriptors for, and how many it keeps at most.
-    left_out: HashSet<SegmentId>,
+    pub(super) left_out: HashSet<SegmentId>,
     most_segments: u32,
 }
 
@@ -41,6 +42,7 @@ impl Flight {
             batches: HashMap::new(),
             next_batch: 1,
             outstanding: 0,
+            credit: Credit::new(),
             reported: Instant::now(),
             full: false,
             mispredicted: false,
@@ -51,17 +53,11 @@ impl Flight {
         }
     }
 
-    /// The agent keeps `most` segments and not this one. `true`: it is the first that is left out.
-    /// What was never sent does not count.
+    /// The agent keeps `most` segments and not this one. `true`: the first left out that was sent.
     pub(super) fn leave_out(&mut self, segment: SegmentId, most: u32) -> bool {
         let first = self.left_out.is_empty();
         self.most_segments = most;
         self.segments.remove(&segment) && self.left_out.insert(segment) && first
-    }
-
-    /// Whether the agent has no descriptor for this segment.
-    pub(super) fn is_left_out(&self, segment: SegmentId) -> bool {
-        self.left_out.contains(&segment)
     }
 
     /// A segment is closed. If the agent had it, there is room for another.
@@ -85,12 +81,6 @@ impl Flight {
         })
     }
 
-    /// Pages in batches under way.
-    pub(crate) fn outstanding(&self) -> u32 {
-        self.outstanding
-    }
-
-    /// Whether no batch is under way.
     pub(crate) fn is_empty(&self) -> bool {
         self.outstanding == 0
     }
@@ -105,19 +95,13 @@ impl Flight {
         self.outstanding > 0 && now.duration_since(self.reported) > time
     }
 
-    /// The agent reports.
-    pub(super) fn reported(&mut self) {
-        self.reported = Instant::now();
-    }
-
     /// Whether the agent has enough to do. From then on a pass is due when it has done half of it.
     pub(super) fn is_full(&mut self) -> bool {
         self.full |= self.outstanding > IN_FLIGHT;
         self.full
     }
 
-    /// Whether a pass is due, now that the agent has reported: it has room again, or has finished
-    /// and a prediction was wrong.
+    /// Whether a pass is due after a report: there is room again, or a prediction was wrong.
     pub(super) fn take_due(&mut self) -> bool {
         let room = self.full && self.outstanding <= IN_FLIGHT / 2;
         if !room && self.outstanding > 0 {
@@ -127,46 +111,24 @@ impl Flight {
         room | std::mem::take(&mut self.mispredicted)
     }
 
-    /// The number of the next batch.
-    pub(super) fn next_batch(&self) -> u64 {
-        self.next_batch
-    }
-
-    /// The next batch is under way, with `pages` pages.
     pub(super) fn begin(&mut self, batch: Batch, pages: u32) {
         if self.outstanding == 0 {
             self.reported = Instant::now();
         }
         self.outstanding += pages;
+        self.credit.batch(pages);
         self.batches.insert(self.next_batch, batch);
         self.next_batch += 1;
     }
 
-    /// Takes a batch out, to settle pages of it.
-    pub(super) fn take(&mut self, number: u64) -> Option<Batch> {
-        self.batches.remove(&number)
-    }
-
-    /// Puts a batch back that is not settled to the end.
-    pub(super) fn put_back(&mut self, number: u64, batch: Batch) {
-        self.batches.insert(number, batch);
-    }
-
-    /// Pages of a region were discarded: takes the frames that they mapped, of those that are under
-    /// way to another frame.
+    /// Takes the frames that these pages mapped, of those that are under way to another frame.
     pub(super) fn take_origins(&mut self, region: RegionId, run: Run) -> Vec<Frame> {
         let of_region = self.batches.values_mut().filter(|batch| batch.region == region);
         of_region.flat_map(|batch| batch.take_origins(run)).collect()
     }
 
-    /// One page is settled.
     pub(super) fn settled(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
-    }
-
-    /// Takes all batches out.
-    pub(super) fn take_all(&mut self) -> HashMap<u64, Batch> {
-        std::mem::take(&mut self.batches)
     }
 }
 
@@ -188,6 +150,6 @@ mod tests {
         assert!(!flight.take_due(), "the agent has work");
         (0..IN_FLIGHT / 2).for_each(|_| flight.settled());
         assert!(flight.is_empty() && flight.take_due() && !flight.take_due());
-        assert_eq!((flight.take(1).is_some(), flight.take(1).is_some(), flight.next_batch()), (true, false, 3));
+        assert_eq!((flight.batches.len(), flight.next_batch), (2, 3));
     }
 }

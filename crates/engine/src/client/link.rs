@@ -27,14 +27,20 @@ impl Link {
         matches!(self, Self::Connected | Self::Stalled)
     }
 
-    /// Notes whether the agent is late with its report.
-    pub(crate) fn set_stalled(&mut self, stalled: bool) {
+    /// The agent is late with its report.
+    pub(crate) fn stall(&mut self) {
         if self.is_up() {
-            *self = if stalled { Self::Stalled } else { Self::Connected };
+            *self = Self::Stalled;
         }
     }
 
-    /// The connection has ended.
+    /// The agent reports, or has nothing to report.
+    pub(crate) fn resume(&mut self) {
+        if self.is_up() {
+            *self = Self::Connected;
+        }
+    }
+
     pub(crate) fn disconnect(&mut self) {
         if self.is_up() {
             *self = Self::Disconnected;
@@ -87,11 +93,11 @@ mod tests {
     #[test]
     fn a_client_that_has_detached_stays_so() {
         let mut link = Link::Connected;
-        link.set_stalled(true);
+        link.stall();
         assert_eq!((link, link.is_up()), (Link::Stalled, true));
-        link.set_stalled(false);
+        link.resume();
         link.disconnect();
-        link.set_stalled(true);
+        link.stall();
         assert_eq!((link, link.is_up()), (Link::Disconnected, false));
         link = Link::Detached;
         link.disconnect();

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use wire::recycle::{Extent, Pool, Sweep};
 
-use super::sweeps::{Monitor, Session, Sweeps};
+use super::sweeps::{Monitor, Sweeps};
 use super::{Client, Next, ProtocolError, State};
-use crate::core::ledger::free_pages::{FreePages, Marks};
+use crate::core::ledger::free_pages::{FreePages, Marks, MarksError};
 use crate::core::recycle::device::SessionError;
 use crate::core::recycle::state::Recycling;
 use crate::users::log_of;
@@ -37,8 +37,14 @@ impl State {
 
 impl Client {
     /// Begins a session with its QEMU's monitor.
-    pub(crate) fn session(&self) -> Result<Session, SessionError> {
+    pub(crate) fn session(&self) -> Result<Arc<Monitor>, SessionError> {
         self.state().recycling.as_ref().ok_or(SessionError::NoMonitor(self.pid))?.session(self.pid)
+    }
+
+    /// The marks in a pool; why there are none is logged.
+    fn marks(&self, fd: &OwnedFd) -> Option<Arc<Marks>> {
+        let log = |why: &MarksError| log_of!(self.user, warn, pid = self.pid, "not recycled: {why}");
+        Marks::open(fd).inspect_err(log).ok().map(Arc::new)
     }
 
     /// The client has a new, empty pool.
@@ -50,20 +56,14 @@ impl Client {
     ) -> Result<Next, ProtocolError> {
         let fd = fds.first().ok_or(ProtocolError::PoolWithoutDescriptor)?;
         let recycling = state.recycling.as_mut().ok_or(ProtocolError::RenewedWithoutPool)?;
-        match Marks::open(fd) {
-            Ok(marks) => recycling.marks = Arc::new(marks),
-            Err(why) => {
-                log_of!(self.user, warn, pid = self.pid, "not recycled: {why}");
-                return Ok(Next::Nothing);
-            }
-        }
+        let Some(marks) = self.marks(fd) else { return Ok(Next::Nothing) };
+        recycling.marks = marks;
         recycling.renewed = Some(descriptor);
-        let extents = recycling.extents().to_vec();
+        let extents = recycling.extents.clone();
         state.set_extents(extents);
         Ok(Next::Reclaim)
     }
 
-    /// Its agent announced a pool.
     pub(super) fn add_pool(
         &self,
         state: &mut State,
@@ -76,13 +76,7 @@ impl Client {
         }
         check_extents(state, &pool.extents)?;
         let period = Recycling::period_of(pool.period_ms, self.reclaim_period);
-        let marks = match Marks::open(fd) {
-            Ok(marks) => Arc::new(marks),
-            Err(why) => {
-                log_of!(self.user, warn, pid = self.pid, "not recycled: {why}");
-                return Ok(Next::Reclaim);
-            }
-        };
+        let Some(marks) = self.marks(fd) else { return Ok(Next::Reclaim) };
         // An agent that knows where the RAM lies has served an earlier daemon, or a program that
         // marks pages of its own.
         let boots = pool.extents.is_empty();
@@ -102,8 +96,8 @@ impl Client {
     /// A sweep has ended.
     pub(super) fn swept(&self, state: &mut State, sweep: &Sweep) -> Result<Next, ProtocolError> {
         let recycling = state.recycling.as_mut().ok_or(ProtocolError::SweptWithoutPool)?;
-        state.credit.grant(std::mem::take(&mut recycling.granted));
-        state.totals.agent_cpu_ns += state.credit.charge(sweep.cpu_ns);
+        state.flight.credit.grant(std::mem::take(&mut recycling.granted));
+        state.flight.credit.charge(sweep.cpu_ns);
         recycling.requested = None;
         if let Some(why) = recycling.swept(sweep) {
             log_of!(self.user, warn, pid = self.pid, "not recycled: {why}");

@@ -7,31 +7,18 @@ use crate::users::{User, log_of};
 /// Why nothing of a client is merged at present, if so.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
-    /// Why nothing is merged.
-    why: Option<String>,
-    is_pinned: bool,
+    pub(crate) why: Option<String>,
+    pub(crate) is_pinned: bool,
     /// Why its memory could not be read the last time.
     unreadable: Option<String>,
 }
 
 impl Refusals {
-    /// Why nothing is merged at present.
-    pub(crate) fn why(&self) -> Option<&String> {
-        self.why.as_ref()
-    }
-
-    /// Whether the reason is pinned or locked memory.
-    pub(crate) fn is_pinned(&self) -> bool {
-        self.is_pinned
-    }
-
-    /// The process has pinned or locked memory.
     pub(super) fn pinned(&mut self, pid: i32) {
         (self.why, self.is_pinned) = (Some(pinned_reason(pid)), true);
     }
 
-    /// A merge period begins: refuses a process with pinned or locked memory, and logs that once.
-    /// Whether it may be merged.
+    /// Refuses pinned or locked memory, and logs that once. Whether it may be merged.
     pub(crate) fn check(&mut self, user: &User, pid: i32, status: &Status) -> bool {
         if status.vm_pin_kib == 0 && status.vm_lck_kib == 0 {
             self.why = None;
@@ -51,8 +38,7 @@ impl Refusals {
         self.held_up(user, pid, why);
     }
 
-    /// Its memory is left alone for now, for a reason that `status` knows and that ends by itself.
-    /// The log says it once.
+    /// It is left alone for a reason that `status` knows and that ends by itself; logged once.
     pub(crate) fn held_up(&mut self, user: &User, pid: i32, why: String) {
         if self.unreadable.as_ref() != Some(&why) {
             log_of!(user, warn, pid, "not merged: {why}");
@@ -60,7 +46,6 @@ impl Refusals {
         }
     }
 
-    /// Its memory was read.
     pub(crate) fn readable(&mut self) {
         self.unreadable = None;
     }

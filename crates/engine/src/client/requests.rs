@@ -1,6 +1,6 @@
 //! Merge requests to a client: what other clients' passes have made frames of, or have seen.
 //!
-//! They have locks of their own: a pass of another client adds to them while this client's state
+//! They have a lock of their own: a pass of another client adds to them while this client's state
 //! may be locked.
 
 use parking_lot::Mutex;
@@ -9,8 +9,7 @@ use wire::{PageNo, RegionId};
 use crate::core::content::frame::Frame;
 use crate::core::content::index::Sighting;
 
-/// Another client's pass made a frame of what was sighted here. This page should use it too, and is
-/// counted as its user.
+/// Another pass made a frame of what was sighted here, and counts this page as its user.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) region: RegionId,
@@ -23,21 +22,18 @@ pub(crate) struct Request {
 struct Waiting {
     closed: bool,
     list: Vec<Request>,
+    /// Sightings here that others share, in huge pages; see [`crate::core::ledger::huge`].
+    seen_elsewhere: Vec<(Sighting, u32)>,
 }
 
 /// What other clients' passes ask of a client.
 #[derive(Default)]
-pub(crate) struct Requests {
-    waiting: Mutex<Waiting>,
-    /// What was sighted here and another client has too, in a huge page that is not split yet, with
-    /// its handle; see [`crate::core::ledger::huge`].
-    seen_elsewhere: Mutex<Vec<(Sighting, u32)>>,
-}
+pub(crate) struct Requests(Mutex<Waiting>);
 
 impl Requests {
     /// Adds a request; gives it back if the client is gone.
     pub(crate) fn add(&self, request: Request) -> Result<(), Request> {
-        let mut waiting = self.waiting.lock();
+        let mut waiting = self.0.lock();
         if waiting.closed {
             return Err(request);
         }
@@ -45,25 +41,23 @@ impl Requests {
         Ok(())
     }
 
-    /// All that wait.
     pub(crate) fn take(&self) -> Vec<Request> {
-        std::mem::take(&mut self.waiting.lock().list)
+        std::mem::take(&mut self.0.lock().list)
     }
 
     /// All that wait; none is taken any more.
     pub(super) fn close(&self) -> Vec<Request> {
-        let mut waiting = self.waiting.lock();
+        let mut waiting = self.0.lock();
         waiting.closed = true;
         std::mem::take(&mut waiting.list)
     }
 
     /// Another client has the content of a sighting, too, in a huge page that is not split yet.
     pub(crate) fn add_seen_elsewhere(&self, here: Sighting, handle: u32) {
-        self.seen_elsewhere.lock().push((here, handle));
+        self.0.lock().seen_elsewhere.push((here, handle));
     }
 
-    /// Takes what other clients have of the sightings here.
     pub(crate) fn take_seen_elsewhere(&self) -> Vec<(Sighting, u32)> {
-        std::mem::take(&mut self.seen_elsewhere.lock())
+        std::mem::take(&mut self.0.lock().seen_elsewhere)
     }
 }

@@ -12,9 +12,15 @@
 use parking_lot::MutexGuard;
 use wire::{PageNo, RegionId, Run};
 
-use super::under_scan::UnderScan;
 use super::{Client, State};
 use crate::core::ledger::Emptied;
+
+/// The region that is being scanned, and its pages that the agent has reported on since.
+#[derive(Default)]
+pub(super) struct UnderScan {
+    region: RegionId,
+    overtaken: Emptied,
+}
 
 impl Client {
     /// The changing half, at a time when no scan is under way: waits for the end of one.
@@ -31,8 +37,7 @@ impl Client {
         }
     }
 
-    /// Runs a scan, which may unlock the state that it is given. The state must be
-    /// [settled](Client::settled).
+    /// Runs a scan, which may unlock the [settled](Client::settled) state.
     pub(crate) fn while_scanning<R>(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -48,7 +53,6 @@ impl Client {
 }
 
 impl State {
-    /// A scan is under way.
     #[cfg(test)]
     pub(crate) fn is_scanned(&self) -> bool {
         self.schedule.scanning.is_some()
@@ -72,8 +76,7 @@ impl State {
     }
 }
 
-/// Calls `each` with the parts of `run` that are in none of `holes`, which are ascending and
-/// disjoint.
+/// Calls `each` with the parts of `run` in none of `holes`, which are ascending and disjoint.
 pub(crate) fn without(run: Run, holes: &[Run], mut each: impl FnMut(Run)) {
     let mut from: PageNo = run.page;
     let first = holes.partition_point(|hole| hole.end() <= from);
@@ -93,7 +96,6 @@ pub(crate) mod tests {
     use std::collections::HashSet;
     use std::sync::Arc;
 
-    use kmem::pagemap::Pagemap;
     use kmem::pidfd::PidFd;
     use kmem::procmem::AddressSpace;
     use kmem::seqpacket::Conn;
@@ -101,10 +103,10 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::client::Identity;
-    use crate::client::memory::Memory;
-    use crate::client::memory::tests::control_page;
+    use crate::client::memory::tests::{control_page, memory_of};
     use crate::config::Config;
     use crate::core::content::index::ClientId;
+    use crate::core::ledger::written::HugePolicy;
     use crate::store::domain::{Domain, DomainKey};
     use crate::tenants::Verdict;
     use crate::users::{Connection, User};
@@ -124,13 +126,11 @@ pub(crate) mod tests {
     pub(crate) fn client_of(pid: i32, pidfd: PidFd) -> (Client, Conn) {
         let key = DomainKey::named(None, "test");
         let (conn, agent) = Conn::pair().unwrap();
-        let control = control_page();
         let user = Arc::new(User::new(0, u64::MAX, 1));
         let identity = Identity {
             number: ClientId(1),
             pid,
             user: user.clone(),
-            _claim: None,
             name: "test".into(),
             version: wire::VERSION,
             domain: Arc::new(Domain::new(key, &Config::default())),
@@ -138,11 +138,8 @@ pub(crate) mod tests {
             conn: Connection::new(conn, user),
             pidfd,
             forks_before: 0,
-            memory: Memory::new(pid, AddressSpace::open(pid).unwrap(), control.range().start as u64),
-            control,
-            pagemap: Pagemap::open_self().unwrap(),
-            huge_pages: HugePages::Split,
-            huge_page_share: 0.0,
+            memory: memory_of(pid, AddressSpace::open(pid).unwrap(), control_page()),
+            huge_pages: HugePolicy { pages: HugePages::Split, share: 0.0 },
             reclaim_period: 2.0,
         };
         (Client::new(identity, HashSet::new()), agent)

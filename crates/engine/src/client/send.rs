@@ -1,5 +1,6 @@
 //! Sending batches to an agent, with the segments that they need.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::Release;
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ impl Client {
     /// These runs are not merged: their frames lose the user that was counted ahead.
     pub(crate) fn undo(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], then: Then) {
         if then == Then::Defer && !runs.is_empty() {
-            state.budget.leave_out(state.totals.full_scans);
+            state.budget.left_out = Some(state.totals.full_scans);
         }
         self.give_back(state, id, runs, then);
     }
@@ -97,8 +98,8 @@ impl Client {
             };
             wire_runs.push(MergeRun { run, target });
         }
-        let batch = state.flight.next_batch();
-        self.control.atomic_u64(control::SOUND).store(memory_is_sound().into(), Release);
+        let batch = state.flight.next_batch;
+        self.memory.control.atomic_u64(control::SOUND).store(memory_is_sound().into(), Release);
         let message = wire::encode(&ToAgent::Merge(Merge { batch, region: id, runs: wire_runs, calm: true }));
         if let Err(e) = self.conn.send(&message, &[]) {
             return Err((runs, e));
@@ -109,21 +110,20 @@ impl Client {
             changes.batch(region.start, &runs);
         }
         let mut pages = 0;
-        let mut origins = Vec::new();
+        let mut origins = HashMap::new();
         for PlannedRun { run, .. } in &runs {
             for page in run.pages() {
                 match region.set(page, Entry::Pending) {
                     Entry::Fresh | Entry::Zero | Entry::Recycled => {}
-                    Entry::Merged(frame) => origins.push((page, frame)),
+                    Entry::Merged(frame) => drop(origins.insert(page, frame)),
                     before => debug_assert!(false, "page {page} was {before:?}"),
                 }
             }
             pages += run.len;
         }
         let mut batch = Batch::new(id, runs);
-        origins.into_iter().for_each(|(page, frame)| batch.set_origin(page, frame));
+        batch.origins = origins;
         state.flight.begin(batch, pages);
-        state.credit.batch(pages);
         Ok(())
     }
 
@@ -132,7 +132,7 @@ impl Client {
         let is_left_out = |run: &PlannedRun| match run.target {
             Target::Zero => false,
             Target::Frame(frame) => {
-                self.domain.store.segment(frame).is_some_and(|segment| state.flight.is_left_out(segment.id))
+                self.domain.store.segment(frame).is_some_and(|segment| state.flight.left_out.contains(&segment.id))
             }
         };
         let (left_out, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(is_left_out);
@@ -150,7 +150,6 @@ impl Client {
         Ok(segment.id)
     }
 
-    /// The store closed a segment.
     pub(crate) fn drop_segment(&self, segment: SegmentId) {
         if self.state().flight.close(segment) {
             // A full socket leaves the client with one descriptor too many, until it reconnects.

@@ -1,5 +1,7 @@
 //! Settling: what an agent reports on its batches enters the ledger.
 
+use std::time::Instant;
+
 use wire::{Outcome, PageNo, RegionId, Report};
 
 use super::batch::{Batch, Target};
@@ -8,12 +10,11 @@ use crate::core::content::frame::Frame;
 use crate::core::ledger::Entry;
 
 impl Client {
-    /// The agent reports on a batch.
     pub(super) fn report(&self, state: &mut State, report: &Report) -> Result<(), ProtocolError> {
-        state.link.set_stalled(false);
-        state.flight.reported();
-        state.budget.set_maps(report.maps);
-        state.charge(report.cpu_ns);
+        state.link.resume();
+        state.flight.reported = Instant::now();
+        state.budget.maps = report.maps;
+        state.flight.credit.charge(report.cpu_ns);
         state.totals.window_max_ns = state.totals.window_max_ns.max(report.window_ns);
         if report.window_ns > 0 {
             state.totals.stalls.add(report.window_ns as f64 / 1e9);
@@ -23,7 +24,7 @@ impl Client {
         {
             return Err(ProtocolError::ReportTooLong(report.batch));
         }
-        let Some(mut batch) = state.flight.take(report.batch) else {
+        let Some(mut batch) = state.flight.batches.remove(&report.batch) else {
             return Err(ProtocolError::UnknownBatch(report.batch));
         };
         for outcome in &report.outcomes {
@@ -35,7 +36,7 @@ impl Client {
         if report.last {
             self.settle_rest(state, batch);
         } else {
-            state.flight.put_back(report.batch, batch);
+            state.flight.batches.insert(report.batch, batch);
         }
         state.drop_unmanaged(id);
         Ok(())
@@ -54,10 +55,12 @@ impl Client {
         let Some(region) = state.regions.get_mut(&batch.region) else { return };
         debug_assert_eq!(region.entry(page), Entry::Pending, "page {page}");
         state.flight.settled();
-        if let Some(origin) = batch.take_origin(page) {
+        if let Some(origin) = batch.origins.remove(&page) {
             return self.settle_move(state, batch.region, page, outcome, origin, target);
         }
-        if region.ages.settle_prediction(page, outcome == Outcome::Differs) {
+        if outcome != Outcome::Differs {
+            region.ages.settled(page);
+        } else if region.ages.differs(page) {
             state.flight.mispredicted = true;
             region.set(page, Entry::Fresh);
             if let Target::Frame(frame) = target {
@@ -100,6 +103,7 @@ impl Client {
             self.release(frame);
         }
     }
+
     /// Enters the outcome of a page that was to be moved from one frame to another.
     fn settle_move(&self, state: &mut State, id: RegionId, page: PageNo, outcome: Outcome, from: Frame, to: Target) {
         let Some(region) = state.regions.get_mut(&id) else { return };

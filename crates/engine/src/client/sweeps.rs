@@ -8,20 +8,18 @@ use crate::core::recycle::device::SessionError;
 use crate::core::recycle::state::Recycling;
 use crate::users::User;
 
-/// QEMU's monitor. It is closed elsewhere: closing what a client sent may take for ever.
+/// QEMU's monitor. It is closed elsewhere: closing what a client sent may take for ever. Who has
+/// it, beside the table, has a session; there is one at a time.
 pub(crate) struct Monitor {
     fd: Option<OwnedFd>,
     user: Arc<User>,
 }
 
 impl Monitor {
-    /// The socket.
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
-}
 
-impl Monitor {
     pub(super) fn new(fd: OwnedFd, user: Arc<User>) -> Self {
         Self { fd: Some(fd), user }
     }
@@ -30,16 +28,6 @@ impl Monitor {
 impl Drop for Monitor {
     fn drop(&mut self) {
         self.user.close(self.fd.take().into_iter().collect());
-    }
-}
-
-/// A session with a client's monitor; there is one at a time.
-pub(crate) struct Session(Arc<Monitor>);
-
-impl Session {
-    /// The socket.
-    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.0.socket()
     }
 }
 
@@ -75,11 +63,10 @@ impl Sweeps {
         Self { recycling, monitor, renewed: None, requested: None, granted: Duration::ZERO }
     }
 
-    /// Begins a session with the monitor of this process.
-    pub(crate) fn session(&self, pid: i32) -> Result<Session, SessionError> {
+    pub(crate) fn session(&self, pid: i32) -> Result<Arc<Monitor>, SessionError> {
         let monitor = self.monitor.clone().ok_or(SessionError::NoMonitor(pid))?;
         // The table has it, and this.
-        if Arc::strong_count(&monitor) > 2 { Err(SessionError::Busy(pid)) } else { Ok(Session(monitor)) }
+        if Arc::strong_count(&monitor) > 2 { Err(SessionError::Busy(pid)) } else { Ok(monitor) }
     }
 
     /// The monitor, while no session needs what QEMU says.

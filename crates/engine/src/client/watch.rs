@@ -8,7 +8,7 @@ use wire::RegionId;
 
 use super::changes::Log;
 use crate::core::ledger::Region;
-use crate::core::ledger::stamps::{REBASE_BY, Stamps};
+use crate::core::ledger::stamps::{REBASE_AT, REBASE_BY, Stamps};
 
 /// How long a client is watched after the last request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -19,13 +19,11 @@ const SHARED: Duration = Duration::from_millis(50);
 pub(crate) struct Watch {
     /// The time that stamps count from.
     base: Instant,
-    /// When watching began.
     pub(crate) since: Instant,
     requested: Instant,
     pub(crate) scanned: Instant,
     /// Time between the last two scans of a watch.
     pub(crate) interval: Duration,
-    /// Pages that the last scan found.
     pub(crate) found: u64,
 }
 
@@ -49,8 +47,7 @@ pub(crate) struct Observers {
 }
 
 impl Observers {
-    /// A scan begins: its findings are stamped with this time. Watching ends some time after the
-    /// last request.
+    /// Findings of a scan get this time as stamp. Watching ends some time after the last request.
     pub(crate) fn stamp_scan(&mut self, regions: &mut BTreeMap<RegionId, Region>, now: Instant) {
         let Some(watch) = &mut self.watch else { return };
         if now.duration_since(watch.requested) > PATIENCE {
@@ -58,21 +55,20 @@ impl Observers {
             regions.values_mut().for_each(|region| region.stamps = None);
             return;
         }
-        let back = Stamps::is_rebase_due(watch.tick(now));
+        let back = watch.tick(now) > REBASE_AT;
         if back {
             watch.base += Duration::from_millis(100) * u32::from(REBASE_BY);
         }
         let tick = watch.tick(now);
         for stamps in regions.values_mut().filter_map(|region| region.stamps.as_mut()) {
-            stamps.set_now(tick);
+            stamps.now = tick;
             if back {
                 stamps.rebase();
             }
         }
     }
 
-    /// The dirty rate is requested: the client is watched from now on. Whether a scan is due for
-    /// that.
+    /// The dirty rate is requested, and the client watched. Whether a scan is due for that.
     pub(crate) fn request_watch(&mut self, now: Instant) -> bool {
         let fresh = self.watch.is_none();
         let watch = self.watch.get_or_insert_with(|| Watch::new(now));
@@ -90,7 +86,7 @@ impl Observers {
             match &mut region.stamps {
                 Some(stamps) => {
                     counted = true;
-                    watch.found += stamps.take_found();
+                    watch.found += std::mem::take(&mut stamps.found);
                 }
                 // The findings of this scan were written before the watch began. Without memory
                 // the region is not watched; the next scan tries again.

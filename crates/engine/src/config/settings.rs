@@ -123,7 +123,6 @@ impl Range {
 
 /// A setting's type, which may be a number.
 pub(super) trait Number {
-    /// The value, if it is a number.
     fn number(&self) -> Option<f64> {
         None
     }

@@ -29,7 +29,7 @@ use crate::world::shared::Shared;
 /// Fills a new client's ledger from its mappings.
 pub(crate) fn rebuild(shared: &Shared, client: &Client, maps: Maps) -> std::io::Result<()> {
     for part in mapped_parts(client, maps)? {
-        let copied = copied_pages(&client.pagemap, part.range)?;
+        let copied = copied_pages(&client.memory.pagemap, part.range)?;
         enter_part(shared, client, &part, &copied);
     }
     Ok(())
@@ -121,7 +121,7 @@ fn enter_part(shared: &Shared, client: &Client, part: &Part, copied: &[bool]) {
                 let digest = client.domain.digest(&bytes);
                 let key = client.domain.key_of(digest, store.node(frame));
                 // Zeros need no frame. A snapshot has some, between other pages.
-                key.filter(|_| digest != client.domain.zero_digest())
+                key.filter(|_| digest != client.domain.zero_digest)
                     .into_iter()
                     .for_each(|key| index_frame(shared, &client.domain, key, frame));
             }
@@ -130,8 +130,7 @@ fn enter_part(shared: &Shared, client: &Client, part: &Part, copied: &[bool]) {
     }
 }
 
-/// Makes a frame stand for its content. If a client that came earlier has a page with the same
-/// content, that page is to use the frame too.
+/// A frame stands for its content, and an earlier client's page with that is to use it, too.
 fn index_frame(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
     let (index, store) = (&domain.index, &domain.store);
     match index.see(key, Place::Frame(frame)) {
@@ -162,9 +161,8 @@ mod tests {
 
     use super::*;
     use crate::client::scanning::tests::client;
-    use crate::config::Config;
     use crate::store::Cursor;
-    use crate::world::state_file::StateFile;
+    use crate::world::shared::tests::shared;
 
     #[test]
     fn frames_that_a_client_maps_outside_of_its_regions_are_kept_when_it_comes_back() {
@@ -195,7 +193,7 @@ mod tests {
     }
     #[test]
     fn frames_of_a_snapshot_are_merged_with_as_long_as_a_page_maps_one() {
-        let shared = Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap());
+        let shared = shared();
         let (client, _agent) = client();
         let (domain, len) = (&client.domain, SEGMENT_PAGES as usize * PAGE_SIZE);
         let fd = memfd::create_written("pageone:snapshot", len, |fd| {

@@ -11,33 +11,26 @@ use wire::ToAgent;
 
 use crate::client::Client;
 use crate::client::link::{Link, Tracking};
-use crate::daemon::engine::Engine;
+use crate::world::shared::Shared;
 
-impl Engine {
-    /// Asks a client's agent to unmerge everything and give its regions back. Nothing of the client
-    /// is scanned or merged from then on. The value tells of the end.
-    ///
-    /// # Errors
-    ///
-    /// [`DetachError`]: no such client, a checkpoint of it is being taken, or its agent cannot be
-    /// reached.
-    pub fn detach(&self, pid: i32) -> Result<Detaching, DetachError> {
-        let client = self.shared.clients().into_iter().find(|c| c.pid == pid).ok_or(DetachError::NotAClient(pid))?;
-        let mut state = client.settled();
-        match state.tracking {
-            Tracking::Frozen => return Err(DetachError::Frozen(pid)),
-            // Another request has begun it.
-            Tracking::Detaching => {}
-            Tracking::Complete | Tracking::Interrupted => {
-                let sent = client.conn.send(&wire::encode(&ToAgent::Detach), &[]);
-                sent.map_err(|source| DetachError::Agent { pid, source })?;
-                state.tracking = Tracking::Detaching;
-                state.detach.begin();
-            }
+/// Asks a client's agent to unmerge everything and give its regions back. Nothing of the client is
+/// scanned or merged from then on. The value tells of the end.
+pub(crate) fn detach(shared: &Shared, pid: i32) -> Result<Detaching, DetachError> {
+    let client = shared.client_of(pid).ok_or(DetachError::NotAClient(pid))?;
+    let mut state = client.settled();
+    match state.tracking {
+        Tracking::Frozen => return Err(DetachError::Frozen(pid)),
+        // Another request has begun it.
+        Tracking::Detaching => {}
+        Tracking::Complete | Tracking::Interrupted => {
+            let sent = client.conn.send(&wire::encode(&ToAgent::Detach), &[]);
+            sent.map_err(|source| DetachError::Agent { pid, source })?;
+            state.tracking = Tracking::Detaching;
+            (state.detach.waits, state.detach.errno) = (None, None);
         }
-        drop(state);
-        Ok(Detaching(client))
     }
+    drop(state);
+    Ok(Detaching(client))
 }
 
 /// A client that is being detached.
@@ -46,8 +39,8 @@ pub struct Detaching(Arc<Client>);
 impl control::Detaching for Detaching {
     fn step(&self) -> Step {
         let state = self.0.state();
-        let pages_retained = state.detach.pages_retained();
-        match (state.link, state.detach.error(), state.detach.waiting()) {
+        let pages_retained = state.detach.retained;
+        match (state.link, state.detach.errno, state.detach.waits) {
             (Link::Detached, ..) => Step::Done { pages_retained },
             (Link::Disconnected, ..) => {
                 Step::Failed(format!("process {} has ended, or its agent has closed the connection", self.0.pid))
@@ -65,23 +58,14 @@ impl control::Detaching for Detaching {
     }
 }
 
-/// Why a client could not be detached.
 #[derive(Debug, thiserror::Error)]
-pub enum DetachError {
-    /// No such client.
+pub(crate) enum DetachError {
     #[error("process {0} is no client of this daemon; `pageone status` lists them")]
     NotAClient(i32),
-    /// A checkpoint of it is being taken.
     #[error("a checkpoint of process {0} is being taken; wait for its end")]
     Frozen(i32),
-    /// Its agent can't be reached.
     #[error("the agent in process {pid} can't be reached: {source}")]
-    Agent {
-        /// The process.
-        pid: i32,
-        /// Why not.
-        source: std::io::Error,
-    },
+    Agent { pid: i32, source: std::io::Error },
 }
 
 #[cfg(test)]
@@ -93,47 +77,45 @@ mod tests {
     use super::*;
     use crate::client::batch::{PlannedRun, Target};
     use crate::client::scanning::tests::client;
-    use crate::config::Config;
-    use crate::daemon::freeze::FreezeError;
+    use crate::daemon::freeze::{FreezeError, PATIENCE, freeze};
+    use crate::world::shared::tests::shared;
 
-    /// An engine with one client, which is this process; the other end of its connection.
-    fn engine() -> (tempfile::TempDir, Engine, Arc<Client>, Conn) {
-        let directory = tempfile::tempdir().unwrap();
-        let engine = Engine::start(Config { directory: directory.path().into(), ..Config::default() }).unwrap();
+    /// A world with one client, which is this process; the other end of its connection.
+    fn world() -> (Arc<Shared>, Arc<Client>, Conn) {
         let (client, agent) = client();
-        let client = Arc::new(client);
-        engine.shared.add_client(&client);
-        (directory, engine, client, agent)
+        let (shared, client) = (Arc::new(shared()), Arc::new(client));
+        shared.add_client(&client);
+        (shared, client, agent)
     }
 
     #[test]
     fn a_client_is_frozen_or_detached_one_at_a_time() {
         let own = std::process::id() as i32;
-        let (_directory, engine, client, agent) = engine();
-        let freeze = engine.freeze(own).unwrap();
-        assert!(matches!(engine.detach(own), Err(DetachError::Frozen(pid)) if pid == own));
-        drop(freeze);
+        let (shared, client, agent) = world();
+        let frozen = freeze(&shared, own, PATIENCE).unwrap();
+        assert!(matches!(detach(&shared, own), Err(DetachError::Frozen(pid)) if pid == own));
+        drop(frozen);
         drop(agent);
-        let why = engine.detach(own).err().unwrap();
+        let why = detach(&shared, own).err().unwrap();
         assert!(matches!(why, DetachError::Agent { .. }), "{why}");
         assert!(client.state().tracking != Tracking::Detaching, "it may be tried again");
 
-        let (_directory, engine, _client, _agent) = self::engine();
-        let _detaching = engine.detach(own).unwrap();
-        let why = engine.freeze(own).err().unwrap();
+        let (shared, _client, _agent) = world();
+        let _detaching = detach(&shared, own).unwrap();
+        let why = freeze(&shared, own, PATIENCE).err().unwrap();
         assert!(matches!(why, FreezeError::Detaching(pid) if pid == own), "{why}");
     }
 
     #[test]
     fn an_agent_that_does_not_report_is_not_waited_for_for_ever() {
         let own = std::process::id() as i32;
-        let (_directory, engine, client, _agent) = engine();
+        let (shared, client, _agent) = world();
         let start = kmem::mm::map_anonymous(PAGE_SIZE).unwrap() as u64;
         let region = ToDaemon::RegionAdded { region: RegionId(1), start, len: PAGE_SIZE as u64 };
         assert!(client.apply(region, &mut Vec::new()).is_ok());
         let planned = PlannedRun { run: Run::new(PageNo(0), 1), target: Target::Zero };
         assert!(client.send_batch(RegionId(1), vec![planned]).is_ok());
-        let why = engine.freeze_within(own, Duration::from_millis(20)).err().unwrap();
+        let why = freeze(&shared, own, Duration::from_millis(20)).err().unwrap();
         assert!(matches!(why, FreezeError::Busy { pid } if pid == own), "{why}");
         assert!(!client.state().tracking.is_frozen(), "it goes on");
     }

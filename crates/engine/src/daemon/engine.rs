@@ -80,16 +80,13 @@ impl Engine {
         let listener = Listener::bind(&socket, 0o666).map_err(io_error("listen on", &socket))?;
         let state_file = StateFile::load(&directory).map_err(io_error("read", &directory.join(STATE_FILE)))?;
         let watch = |e: rustix::io::Errno| io_error("watch", &socket)(e.into());
-        let wake =
-            rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
-        let wake = Arc::new(wake.map_err(watch)?);
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let eventfd = || rustix::event::eventfd(0, flags).map(Arc::new).map_err(watch);
+        let (wake, news) = (eventfd()?, eventfd()?);
         let count = config.workers();
         let shared = Arc::new(Shared::new(config, state_file));
         let (reaper, gone) = std::sync::mpsc::channel::<Arc<Client>>();
         let files = Arc::new(Files::default());
-        let news =
-            rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
-        let news = Arc::new(news.map_err(watch)?);
         files.told_by(news.clone());
         // What is there already.
         files.news();
@@ -180,7 +177,6 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// A thread and the worker that it is; `None`: another thread.
 type Thread = (Option<Arc<Slot>>, JoinHandle<()>);
 
-/// The workers' threads.
 struct Workers {
     shared: Arc<Shared>,
     threads: Mutex<Vec<Thread>>,
@@ -194,7 +190,6 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<Jo
 }
 
 impl Workers {
-    /// Starts one more.
     fn spawn(&self) -> std::io::Result<()> {
         let shared = self.shared.clone();
         let (begun, slot) = std::sync::mpsc::sync_channel(1);

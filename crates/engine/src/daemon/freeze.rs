@@ -1,16 +1,15 @@
 //! Freezing a client: until it thaws, nothing of it is scanned or merged.
 //!
-//! The kernel notes which pages were written, and clears its notes for each reader. A checkpoint
-//! reads them in the daemon's place, so it freezes the client first. Batches under way are finished
-//! (in a stopped process: no window is left open), and no other begins. Nothing is lost with the
-//! notes: afterwards the daemon looks which merged pages were copied, and every other page is
-//! compared before it is merged.
+//! The kernel clears its notes of written pages for each reader. A checkpoint reads them in the
+//! daemon's place, so it freezes the client first. Batches under way are finished (in a stopped
+//! process: no window is left open), and no other begins. Afterwards the daemon looks which merged
+//! pages were copied, and every other page is compared before it is merged.
 //!
-//! After the client's memory was stored, that moment may be [marked](Freeze::mark). The next freeze
-//! tells what has changed since ([`crate::client::changes`]).
+//! After the memory was stored, that moment may be marked. The next freeze tells what has changed
+//! since ([`crate::client::changes`]).
 //!
 //! A freeze is of a process, not of its number: when the process ends it freezes nothing any more,
-//! though another process may get the number while the connection that asked for it stays open.
+//! though another may get the number while the connection that asked for it stays open.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,34 +22,25 @@ use wire::{PageNo, Run};
 use crate::client::Client;
 use crate::client::changes::Log;
 use crate::client::link::Tracking;
-use crate::daemon::engine::Engine;
 use crate::world::queue::Pass;
 use crate::world::shared::Shared;
 
 /// How long an agent may take to finish what it was told.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why a client could not be frozen.
 #[derive(Debug, thiserror::Error)]
-pub enum FreezeError {
-    /// No such client.
+pub(crate) enum FreezeError {
     #[error("process {0} is no client of this daemon; `pageone status` lists them")]
     NotAClient(i32),
-    /// It is frozen already.
     #[error("another checkpoint of process {0} is being taken; wait for its end")]
     Frozen(i32),
-    /// It is being detached.
     #[error(
         "process {0} is being detached; a checkpoint of it needs no daemon afterwards; if one is wanted, \
              wait until `pageone detach` has ended"
     )]
     Detaching(i32),
-    /// Its agent does not report.
     #[error("the agent in process {pid} has not finished its work within {} s; if the process is stopped, let it go on for a moment", PATIENCE.as_secs())]
-    Busy {
-        /// The process.
-        pid: i32,
-    },
+    Busy { pid: i32 },
 }
 
 /// A client is frozen until this is dropped.
@@ -63,8 +53,7 @@ pub struct Freeze {
 }
 
 impl Freeze {
-    /// Freezes the process of a client. Returns its clients, too: connections, of which most have
-    /// one.
+    /// Freezes the process of a client. Returns its connections, of which most have one.
     fn begin(shared: &Arc<Shared>, of: Arc<Client>) -> Result<(Self, Vec<Arc<Client>>), FreezeError> {
         let pid = of.pid;
         // Under the lock, so that a new connection sees it or is told. While the process lives its
@@ -81,20 +70,17 @@ impl Freeze {
         drop(frozen);
         Ok((Self { shared: shared.clone(), pid, of, changes: None }, clients))
     }
+}
 
-    /// What the client has changed since the last mark, if that is known. What no scan has found
-    /// yet is still in the kernel's notes. Only the first call gives it, and only the first freeze
-    /// since the mark.
-    pub fn changes(&mut self) -> Option<ChangeLog> {
+impl control::Freeze for Freeze {
+    /// Only the first call gives it, and only the first freeze since the mark. What no scan has
+    /// found yet is still in the kernel's notes.
+    fn changes(&mut self) -> Option<ChangeLog> {
         self.changes.take()
     }
 
-    /// Marks this moment: the memory was stored as it was after the caller last cleared the
-    /// kernel's notes, or later.
-    ///
-    /// `written`, for a process that may do direct I/O: what the caller found written, address and
-    /// length in bytes of each part. It counts as changed, as all that was written recently does.
-    pub fn mark(&self, label: &str, written: Option<&[(u64, u64)]>) {
+    /// `written` counts as changed, as all that was written recently does.
+    fn mark(&self, label: &str, written: Option<&[(u64, u64)]>) {
         let clients: Vec<_> = self.shared.clients().into_iter().filter(|client| client.pid == self.pid).collect();
         // With an old connection and a new one, the outcome of the old one's batches is not known.
         let [client] = &clients[..] else { return };
@@ -118,44 +104,31 @@ impl Freeze {
     }
 }
 
-impl Engine {
-    /// Freezes a client; returns when its agent has nothing left to do. A client can be frozen once
-    /// at a time.
-    ///
-    /// # Errors
-    ///
-    /// [`FreezeError`]: no such client, frozen already, or its agent does not finish within 10 s.
-    pub fn freeze(&self, pid: i32) -> Result<Freeze, FreezeError> {
-        self.freeze_within(pid, PATIENCE)
+/// Freezes a client; returns when its agent has nothing left to do, which may take so much time. A
+/// client can be frozen once at a time.
+pub(crate) fn freeze(shared: &Arc<Shared>, pid: i32, patience: Duration) -> Result<Freeze, FreezeError> {
+    let of = shared.client_of(pid).ok_or(FreezeError::NotAClient(pid))?;
+    if of.state().tracking == Tracking::Detaching {
+        return Err(FreezeError::Detaching(pid));
     }
-
-    /// The same, where the agent has so much time.
-    pub(super) fn freeze_within(&self, pid: i32, patience: Duration) -> Result<Freeze, FreezeError> {
-        let find = || self.shared.clients().into_iter().find(|client| client.pid == pid);
-        let of = find().ok_or(FreezeError::NotAClient(pid))?;
-        if of.state().tracking == Tracking::Detaching {
-            return Err(FreezeError::Detaching(pid));
+    let (mut freeze, clients) = Freeze::begin(shared, of)?;
+    let mut changes: Vec<_> = clients.iter().filter_map(|client| client.settled().observers.changes.take()).collect();
+    let deadline = Instant::now() + patience;
+    loop {
+        let client = shared.client_of(pid).filter(|_| !freeze.of.pidfd.has_exited());
+        let client = client.ok_or(FreezeError::NotAClient(pid))?;
+        // In a stopped process nothing happens either, but no page must be taken away.
+        if client.state().flight.is_empty() || kmem::procfs::is_stopped(pid).unwrap_or(false) && !client.is_in_window()
+        {
+            // With an old connection beside the new one, neither knows all changes.
+            let single = matches!(&clients[..], [only] if Arc::ptr_eq(only, &client));
+            freeze.changes = changes.pop().filter(|_| single && client.state().flight.is_empty()).map(Log::end);
+            return Ok(freeze);
         }
-        let (mut freeze, clients) = Freeze::begin(&self.shared, of)?;
-        let mut changes: Vec<_> =
-            clients.iter().filter_map(|client| client.settled().observers.changes.take()).collect();
-        let deadline = Instant::now() + patience;
-        loop {
-            let client = find().filter(|_| !freeze.of.pidfd.has_exited()).ok_or(FreezeError::NotAClient(pid))?;
-            // In a stopped process nothing happens either, but no page must be taken away.
-            if client.state().flight.is_empty()
-                || kmem::procfs::is_stopped(pid).unwrap_or(false) && !client.is_in_window()
-            {
-                // With an old connection beside the new one, neither knows all changes.
-                let single = matches!(&clients[..], [only] if Arc::ptr_eq(only, &client));
-                freeze.changes = changes.pop().filter(|_| single && client.state().flight.is_empty()).map(Log::end);
-                return Ok(freeze);
-            }
-            if Instant::now() > deadline {
-                return Err(FreezeError::Busy { pid });
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        if Instant::now() > deadline {
+            return Err(FreezeError::Busy { pid });
         }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -197,14 +170,11 @@ impl Drop for Freeze {
 mod tests {
     use super::*;
     use crate::client::scanning::tests::client_of;
-    use crate::config::Config;
-    use crate::world::state_file::StateFile;
     use kmem::pidfd::PidFd;
 
     #[test]
     fn a_freeze_ends_with_its_process_and_not_with_its_number() {
-        let directory = std::env::temp_dir();
-        let shared = Arc::new(Shared::new(Config::default(), StateFile::load(&directory).unwrap()));
+        let shared = Arc::new(crate::world::shared::tests::shared());
         let own = std::process::id() as i32;
         let mut process = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         // Clients of two processes that have one number, one after the other.

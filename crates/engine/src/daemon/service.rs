@@ -1,14 +1,12 @@
 //! The event loop: sockets, clients that come and go, periods.
 //!
-//! One thread waits for everything that comes from outside: new connections, messages, the ends of
-//! processes. It applies what agents report to the ledgers and never waits for a client. Every
-//! merge period it requests a scan of each client from the workers ([`periods`]). An idle daemon
-//! wakes once a period.
+//! One thread waits for new connections, messages, and the ends of processes. It applies what
+//! agents report to the ledgers and never waits for a client. Every merge period it requests a
+//! scan of each client from the workers ([`periods`]). An idle daemon wakes once a period.
 //!
-//! *Rounds.* Connections that have messages are served by user: each user has
-//! [`ROUND`](crate::config::bounds::ROUND) of the thread's time in a round, and further messages
-//! wait. So one user's messages, however many, delay those of others by little. A large message is
-//! applied in slices. Clients that are gone are reaped by a thread of its own.
+//! *Rounds.* Each user's connections have [`ROUND`](crate::config::bounds::ROUND) of the thread's
+//! time in a round; further messages wait, and large ones are applied in slices. So one user's
+//! messages delay others by little. Clients that are gone are reaped by a thread of its own.
 
 mod handshake;
 mod periods;
@@ -18,16 +16,15 @@ mod rounds;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use kmem::pidfd::PidFd;
 use kmem::seqpacket::{Conn, Listener};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use wire::{SegmentId, ToDaemon};
 
-use self::handshake::{Admitted, Handshake, HandshakeError};
+use self::handshake::{Admissions, Handshake, HandshakeError};
 use self::periods::{Periods, Scans};
 use self::rounds::Ready;
 use crate::backend::agent::{ram, sweeps};
@@ -40,8 +37,7 @@ use crate::users::{Received, User, log_of};
 use crate::world::queue::Pass;
 use crate::world::shared::Shared;
 
-/// When no worker has done anything for a user for this long, another scan of its clients begins
-/// though the last is not over.
+/// A user whose workers did nothing for so long is scanned again though the last is not over.
 const STUCK: Duration = Duration::from_secs(2);
 
 /// Events taken at a time: connections that are ready take turns in the kernel's list.
@@ -55,7 +51,6 @@ const HANDSHAKE: u64 = 1 << 32;
 const CLIENT: u64 = 2 << 32;
 const PROCESS: u64 = 3 << 32;
 
-/// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
     /// By the agent; nobody is told.
@@ -75,8 +70,7 @@ enum Ended {
     Io(#[from] std::io::Error),
 }
 
-/// Receives a message, and its descriptors, on a connection that speaks this version of the
-/// protocol; `None`: no message has come yet.
+/// Receives a message, and its descriptors, in this version; `None`: none has come yet.
 fn receive(
     conn: &Conn,
     version: u16,
@@ -91,20 +85,15 @@ fn receive(
     }
 }
 
-/// The event loop.
 pub(super) struct Service {
     shared: Arc<Shared>,
     files: Arc<Files>,
     epoll: OwnedFd,
     listener: Listener,
     wake: Arc<OwnedFd>,
-    news: Arc<OwnedFd>,
     handshakes: HashMap<u32, Handshake>,
     next_handshake: u32,
-    last_client: ClientId,
-    /// Where new clients come from, and how many of each user are on their way.
-    admitted: (Sender<Admitted>, Receiver<Admitted>),
-    admitting: HashMap<u32, Arc<()>>,
+    admissions: Admissions,
     /// Clients with a message that is applied in part.
     unfinished: BTreeSet<ClientId>,
     /// Takes clients that are gone.
@@ -136,12 +125,9 @@ impl Service {
             epoll,
             listener,
             wake,
-            news,
             handshakes: HashMap::new(),
             next_handshake: 0,
-            last_client: ClientId(0),
-            admitted: std::sync::mpsc::channel(),
-            admitting: HashMap::new(),
+            admissions: Admissions::new(),
             unfinished: BTreeSet::new(),
             reaper,
             packet: vec![0; wire::MAX_MESSAGE],
@@ -150,7 +136,6 @@ impl Service {
         })
     }
 
-    /// Waits for events until the engine stops.
     pub(super) fn run(&mut self) {
         let mut periods = Periods::new(self.shared.config().period(), Instant::now());
         let mut events = Vec::with_capacity(EVENTS);
@@ -221,10 +206,7 @@ impl Service {
                 let _ = rustix::io::read(&*self.wake, &mut [0u8; 8]);
                 self.take_admitted();
             }
-            NEWS => {
-                let _ = rustix::io::read(&*self.news, &mut [0u8; 8]);
-                self.files.news();
-            }
+            NEWS => self.files.news(),
             _ if token >> 32 == HANDSHAKE >> 32 => ready.handshakes.push(number),
             _ if token >> 32 == CLIENT >> 32 => ready.clients.push(ClientId(number)),
             _ => self.process_ended(ClientId(number)),
@@ -279,8 +261,7 @@ impl Service {
         self.shared.state_file.lock().record(all, closed);
     }
 
-    /// Applies the next message of a client, or another slice of the last. `false`: nothing is
-    /// left.
+    /// Applies a client's next message, or another slice of the last. `false`: nothing is left.
     fn serve_one(&mut self, client: &Arc<Client>) -> bool {
         let step = if self.unfinished.remove(&client.number) {
             client.go_on().map_err(Ended::from)
@@ -304,7 +285,6 @@ impl Service {
         true
     }
 
-    /// Does what a client's message led to.
     fn follow(&mut self, client: &Arc<Client>, next: Next) {
         match next {
             Next::Nothing => {}
@@ -318,7 +298,6 @@ impl Service {
         }
     }
 
-    /// A connection ends.
     fn disconnect(&mut self, client: &Arc<Client>, why: &Ended) {
         self.unwatch(client.conn.as_fd());
         if !matches!(why, Ended::Closed) {
@@ -326,7 +305,7 @@ impl Service {
         }
         client.disconnect();
         let detached = client.state().link == Link::Detached;
-        if detached || client.pagemap.is_gone() {
+        if detached || client.memory.pagemap.is_gone() {
             log_of!(client.user, info, pid = client.pid, "client gone");
             self.reap(client.number);
         }
@@ -336,11 +315,11 @@ impl Service {
     /// share it (`CLONE_VM`). Then its frames stay until that has ended, too.
     fn process_ended(&mut self, number: ClientId) {
         let Some(client) = self.shared.client(number) else { return };
-        if client.pagemap.is_gone() {
+        if client.memory.pagemap.is_gone() {
             log_of!(client.user, info, pid = client.pid, name = client.name, "client ended");
             return self.reap(number);
         }
-        self.unwatch(pidfd_of(&client));
+        self.unwatch(&client.pidfd);
         self.unwatch(client.conn.as_fd());
         client.disconnect();
         log_of!(client.user, info, pid = client.pid, name = client.name, "client ended; its memory is still in use");
@@ -348,7 +327,7 @@ impl Service {
 
     /// Reaps clients without a connection whose memory is gone.
     fn reap_the_gone(&mut self, clients: &[Arc<Client>]) {
-        for client in clients.iter().filter(|client| !client.state().link.is_up() && client.pagemap.is_gone()) {
+        for client in clients.iter().filter(|client| !client.state().link.is_up() && client.memory.pagemap.is_gone()) {
             log_of!(client.user, info, pid = client.pid, name = client.name, "client gone");
             self.reap(client.number);
         }
@@ -360,13 +339,9 @@ impl Service {
         let client = self.shared.remove_client(number);
         if let Some(client) = client {
             self.unwatch(client.conn.as_fd());
-            self.unwatch(pidfd_of(&client));
+            self.unwatch(&client.pidfd);
             // Its ledgers may be large.
             let _ = self.reaper.send(client);
         }
     }
-}
-
-fn pidfd_of(client: &Client) -> &PidFd {
-    &client.pidfd
 }

@@ -20,7 +20,6 @@ pub(super) struct OfHost<'a> {
     pub(super) cpu_limit: Option<f64>,
 }
 
-/// A domain for each that mounts have.
 pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<DomainStatus> {
     let mut domains: Vec<(&OfMount, DomainStatus)> = Vec::new();
     for mount in mounts {
@@ -40,7 +39,7 @@ pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<DomainStatus
         domain.metrics = DomainMetrics {
             pages_shared: shared,
             pages_sharing: merged - shared,
-            known_contents: mount.contents.len(),
+            known_contents: mount.contents.index.len(),
             general_profit: profits - shared as i64 * PAGE - mount.contents.bytes() as i64,
             ..DomainMetrics::default()
         };
@@ -58,7 +57,7 @@ fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
         region_bytes: u64::from(state.region.pages) * PAGE as u64,
         pages_merged: counts.merged,
         pages_unshared: counts.unshared,
-        pages_volatile: state.region.volatile,
+        pages_volatile: state.region.ages.volatile,
         pages_recycled: counts.recycled,
         pages_copied_total: state.totals.unmerged,
         pages_differed_total: state.totals.differed,

@@ -1,25 +1,37 @@
 //! The engine answers what arrives at the control socket.
 
-use control::{ChangeLog, ClientMap, DirtyStatus, Handler, Peer, Refusal, SharingMatrix, Status};
+use control::{ClientMap, DirtyStatus, Handler, Peer, Refusal, SharingMatrix, Status};
 
 use crate::access::Access;
-use crate::core::recycle::device::PlugError;
-use crate::daemon::detach::{DetachError, Detaching};
+use crate::backend::agent;
+use crate::core::recycle::device::{self, PlugError};
+use crate::daemon::detach::{DetachError, Detaching, detach};
 use crate::daemon::engine::Engine;
-use crate::daemon::freeze::{Freeze, FreezeError};
-use crate::report::map;
+use crate::daemon::freeze::{Freeze, FreezeError, PATIENCE, freeze};
+use crate::report::{map, rates, sharing, status};
 
 impl Engine {
-    /// Whether the peer may not touch this process, as client or as guest whose free pages are
-    /// punched. The answer is that for a process which is neither: what others run stays their
-    /// business.
-    fn is_hidden(&self, pid: i32, access: &Access) -> bool {
-        if let Some(client) = self.shared.clients().iter().find(|client| client.pid == pid) {
-            return !access.covers_client(client);
+    /// Whether the peer may touch this process, as client or as guest whose free pages are punched.
+    /// Else the answer is that for a process which is neither: it is not told what others run.
+    fn covers(&self, access: &Access, pid: i32) -> bool {
+        if let Some(client) = self.shared.client_of(pid) {
+            return access.covers_client(&client);
         }
         let config = self.shared.config();
         let is_covered = |uid| access.covers_process(&config.tenants, uid, pid);
-        *access != Access::All && !self.files.guests.owner(pid).is_some_and(is_covered)
+        *access == Access::All || self.files.guests.owner(pid).is_some_and(is_covered)
+    }
+
+    fn plug(&self, pid: i32, access: &Access, act: device::Act) -> Result<(), Refusal> {
+        let none = PlugError::NotAClient(pid);
+        if !self.covers(access, pid) {
+            return Err(none.into());
+        }
+        let done = match self.files.guests.plug(&self.shared, pid, act) {
+            Some(done) => done,
+            None => agent::device::plug(&self.shared, &self.shared.client_of(pid).ok_or(none)?, act),
+        };
+        Ok(done?)
     }
 }
 
@@ -33,59 +45,44 @@ impl Handler for Engine {
     }
 
     fn status(&self, access: &Access) -> Status {
-        Engine::status(self, access)
+        status::status(&self.shared, &self.files, access)
     }
 
     fn dirty(&self, pids: &[i32], access: &Access) -> Result<Vec<DirtyStatus>, Refusal> {
-        Engine::dirty(self, pids, access).map_err(|e| Refusal::Unknown(e.to_string()))
+        rates::dirty(&self.shared, pids, access).map_err(|e| Refusal::Unknown(e.to_string()))
     }
 
     fn map(&self, pid: i32, access: &Access) -> Result<ClientMap, Refusal> {
-        let clients = self.shared.clients();
-        let client = clients.iter().find(|client| client.pid == pid && access.covers_client(client));
-        Ok(map::map(client.ok_or(DetachError::NotAClient(pid))?))
+        let client = self.shared.client_of(pid).filter(|client| access.covers_client(client));
+        Ok(map::map(&*client.ok_or(DetachError::NotAClient(pid))?))
     }
 
     fn sharing(&self, access: &Access) -> SharingMatrix {
-        Engine::sharing(self, access)
+        sharing::sharing(&self.shared, access)
     }
 
     fn detach(&self, pid: i32, access: &Access) -> Result<Detaching, Refusal> {
-        if self.is_hidden(pid, access) {
+        if !self.covers(access, pid) {
             return Err(DetachError::NotAClient(pid).into());
         }
-        Ok(Engine::detach(self, pid)?)
+        Ok(detach(&self.shared, pid)?)
     }
 
+    /// When this returns the guest can be saved and migrated, and no mark from before will ever be
+    /// applied.
     fn pause(&self, pid: i32, access: &Access) -> Result<(), Refusal> {
-        if self.is_hidden(pid, access) {
-            return Err(PlugError::NotAClient(pid).into());
-        }
-        Ok(Engine::pause(self, pid)?)
+        self.plug(pid, access, device::unplug)
     }
 
     fn resume(&self, pid: i32, access: &Access) -> Result<(), Refusal> {
-        if self.is_hidden(pid, access) {
-            return Err(PlugError::NotAClient(pid).into());
-        }
-        Ok(Engine::resume(self, pid)?)
+        self.plug(pid, access, device::plug_again)
     }
 
     fn freeze(&self, pid: i32, access: &Access) -> Result<Freeze, Refusal> {
-        if self.is_hidden(pid, access) {
+        if !self.covers(access, pid) {
             return Err(FreezeError::NotAClient(pid).into());
         }
-        Ok(Engine::freeze(self, pid)?)
-    }
-}
-
-impl control::Freeze for Freeze {
-    fn changes(&mut self) -> Option<ChangeLog> {
-        Freeze::changes(self)
-    }
-
-    fn mark(&self, label: &str, written: Option<&[(u64, u64)]>) {
-        Freeze::mark(self, label, written);
+        Ok(freeze(&self.shared, pid, PATIENCE)?)
     }
 }
 

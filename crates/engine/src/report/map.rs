@@ -15,7 +15,6 @@ const MOST_REGIONS: usize = MOST_CELLS / 4;
 /// Pages that are looked at while the client is locked: under a millisecond.
 const SLICE: u32 = 1 << 16;
 
-/// The map of a client.
 pub(super) fn map(client: &Client) -> ClientMap {
     let mut regions: Vec<(RegionId, u64, u32)> =
         client.state().regions.iter().map(|(&id, region)| (id, region.start, region.pages)).collect();

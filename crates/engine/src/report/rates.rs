@@ -1,14 +1,13 @@
 //! Dirty rates: how many pages clients write, and where.
 //!
-//! Every scan of a client finds the pages that were written since the last scan. While a client is
-//! watched, its regions keep a stamp for each page: when a scan last found it written. Each
-//! question ([`Engine::dirty`]) scans the clients first, so the interval between questions is the
-//! resolution of the answers. Such a scan makes no page older, and what it finds is kept for the
-//! next merge period's scan: watching does not change what is merged. It costs what any scan costs,
-//! and the client's next write to each page that it protects takes a microsecond longer.
+//! While a client is watched, its regions keep a stamp for each page: when a scan last found it
+//! written. Each question ([`dirty`]) scans the clients first, so the interval between questions
+//! is the resolution of the answers. Such a scan makes no page older, and its findings are kept
+//! for the next merge period's: watching does not change what is merged. It costs what any scan
+//! costs, and the next write to each page that it protects takes a microsecond longer.
 //!
-//! A page that a scan finds was written at some time since the scan before. A window of time counts
-//! the page if the middle of that time lies in the window.
+//! A page that a scan finds was written at some time since the scan before. A window of time
+//! counts the page if the middle of that time lies in the window.
 
 use std::time::Instant;
 
@@ -19,7 +18,7 @@ use crate::access::Access;
 use crate::backend::agent::scan::ScanFor;
 use crate::client::link::Link;
 use crate::client::{Client, State};
-use crate::daemon::engine::Engine;
+use crate::world::shared::Shared;
 
 /// Lengths of the windows in which distinct pages are counted, in tenths of a second.
 const WINDOWS: [u16; 9] = [2, 5, 10, 20, 50, 100, 200, 300, 600];
@@ -44,31 +43,25 @@ fn ask(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), rustix:
 #[error(
     "process {0} is no client of this daemon, so its writes are not recorded: start it with `pageone run`; `pageone status` lists clients"
 )]
-pub struct NotAClient(pub i32);
+pub(super) struct NotAClient(i32);
 
-impl Engine {
-    /// Which pages these processes write; all clients if `pids` is empty. Scans them first. Only
-    /// what the peer has access to.
-    ///
-    /// # Errors
-    ///
-    /// [`NotAClient`], for the first process that is not a client.
-    pub fn dirty(&self, pids: &[i32], access: &Access) -> Result<Vec<DirtyStatus>, NotAClient> {
-        let mut clients = self.shared.clients();
-        clients.retain(|client| access.covers_client(client));
-        if let Some(&pid) = pids.iter().find(|&&pid| !clients.iter().any(|client| client.pid == pid)) {
-            return Err(NotAClient(pid));
-        }
-        clients.retain(|client| pids.is_empty() || pids.contains(&client.pid));
-        Ok(clients.iter().map(|client| status(client)).collect())
+/// Which pages these processes write; all clients if `pids` is empty. Scans them first. Only what
+/// the peer has access to. `Err`: the first process that is not a client.
+pub(super) fn dirty(shared: &Shared, pids: &[i32], access: &Access) -> Result<Vec<DirtyStatus>, NotAClient> {
+    let mut clients = shared.clients();
+    clients.retain(|client| access.covers_client(client));
+    if let Some(&pid) = pids.iter().find(|&&pid| !clients.iter().any(|client| client.pid == pid)) {
+        return Err(NotAClient(pid));
     }
+    clients.retain(|client| pids.is_empty() || pids.contains(&client.pid));
+    Ok(clients.iter().map(|client| status(client)).collect())
 }
 
 fn status(client: &Client) -> DirtyStatus {
     let mut state = client.settled();
     let failed = ask(client, &mut state).err();
     let mut out = DirtyStatus { pid: client.pid, name: client.name.clone(), ..DirtyStatus::default() };
-    out.held_up = match (failed, state.link, state.flight.outstanding()) {
+    out.held_up = match (failed, state.link, state.flight.outstanding) {
         (Some(e), ..) => Some(format!("its memory can't be scanned: {e}")),
         (_, Link::Detached, _) => Some("it is detached".into()),
         (_, Link::Disconnected, _) => Some("its agent is not connected".into()),

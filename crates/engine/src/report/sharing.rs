@@ -18,8 +18,8 @@ use crate::access::Access;
 use crate::client::Client;
 use crate::core::content::frame::Frame;
 use crate::core::ledger::Entry;
-use crate::daemon::engine::Engine;
 use crate::store::domain::Domain;
+use crate::world::shared::Shared;
 
 /// Frames of a domain that are looked at, about: a few MiB of words.
 const MOST_FRAMES: u64 = 1 << 17;
@@ -32,23 +32,21 @@ const CANDIDATES: usize = 8 * MOST_CONTENTS;
 /// The longest hint, in characters.
 const HINT: usize = 40;
 
-impl Engine {
-    /// Who shares with whom, of those that the peer has access to. What pages hold is told to those
-    /// who see everything.
-    pub fn sharing(&self, access: &Access) -> SharingMatrix {
-        let deadline = Instant::now() + TIME;
-        let all = self.shared.clients();
-        let mut domains = Vec::new();
-        for domain in self.shared.domains() {
-            let of_domain: Vec<_> = all.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain)).collect();
-            let own: Vec<_> = of_domain.iter().copied().filter(|c| access.covers_client(c)).collect();
-            if !own.is_empty() {
-                let candidates = if *access == Access::All { CANDIDATES } else { 0 };
-                domains.push(of_one_domain(&domain, &own, candidates, deadline));
-            }
+/// Who shares with whom, of those that the peer has access to. What pages hold is told to those
+/// who see everything.
+pub(super) fn sharing(shared: &Shared, access: &Access) -> SharingMatrix {
+    let deadline = Instant::now() + TIME;
+    let all = shared.clients();
+    let mut domains = Vec::new();
+    for domain in shared.domains() {
+        let is_shown = |client: &&Arc<Client>| Arc::ptr_eq(&client.domain, &domain) && access.covers_client(client);
+        let shown: Vec<_> = all.iter().filter(is_shown).collect();
+        if !shown.is_empty() {
+            let candidates = if *access == Access::All { CANDIDATES } else { 0 };
+            domains.push(of_one_domain(&domain, &shown, candidates, deadline));
         }
-        SharingMatrix { domains }
     }
+    SharingMatrix { domains }
 }
 
 /// What is found on the way through the ledgers.
@@ -136,7 +134,6 @@ fn of_one_domain(domain: &Domain, clients: &[&Arc<Client>], candidates: usize, d
     }
 }
 
-/// Counts frames by pair, and by client.
 fn pairs(walk: &Walk, clients: &mut [Sharer]) -> Vec<Pair> {
     let n = clients.len();
     let mut counts = vec![0; n * n];

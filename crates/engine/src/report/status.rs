@@ -3,14 +3,14 @@
 //! Every client is read under its own lock, one after the other, so the sums are not of one moment.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Remarks, Status};
 
 use crate::access::Access;
+use crate::backend::module::Files;
 use crate::client::{Client, State};
-use crate::daemon::engine::Engine;
-use crate::report::files;
 use crate::report::why::{Known, why};
 use crate::store::domain::Domain;
 use crate::users::Refused;
@@ -21,91 +21,87 @@ use crate::world::shared::{Shared, Sums};
 const MAPPING_BYTES: i64 = 225;
 const PAGE: i64 = kmem::PAGE_SIZE as i64;
 
-impl Engine {
-    /// The state of what the peer has access to, now; sums are over all users.
-    pub fn status(&self, access: &Access) -> Status {
-        let shared = &self.shared;
-        let (clients, gone) = shared.clients_and_gone();
-        let of_host = OfHost {
-            mappings_limit: kmem::procfs::max_map_count().unwrap_or(0) as u32,
-            cpu_limit: shared.pacer.binding_limit(),
-            paused: shared.headroom().short,
-        };
-        let mut status = Status {
-            version: env!("CARGO_PKG_VERSION").into(),
-            metrics: host(shared, &gone),
-            no_agents: crate::backend::module::no_agents(),
-            governor: shared.pacer.status(),
-            writer_stall: gone.stalls,
-            ..Status::default()
-        };
-        let config = shared.config();
-        let rules = &config.tenants;
-        for user in shared.users.all() {
-            let told = user.refused().into_iter().filter(|one| access.covers_process(rules, user.uid, one.pid));
-            status.refused.extend(told.map(|refused| refused_status(user.uid, refused)));
-        }
-        let mut unmerged = gone.unmerged;
-        for domain in shared.domains() {
-            let of_domain = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
-            let (mut out, totals) = domain_status(shared, &of_host, &domain, of_domain, &mut status.metrics);
-            status.metrics += &out.metrics;
-            unmerged += totals;
-            out.clients.iter().for_each(|client| status.writer_stall += &client.writer_stall);
-            let is_of =
-                |client: &ClientStatus| clients.iter().any(|one| one.pid == client.pid && access.covers_client(one));
-            out.clients.retain(|client| *access == Access::All || is_of(client));
-            if *access == Access::All || !out.clients.is_empty() {
-                status.domains.push(out);
-            }
-        }
-        self.files(&mut status, &of_host, access);
-        self.headroom(&mut status, unmerged + shared.below.unmerged());
-        status
+/// The state of what the peer has access to, now; sums are over all users.
+pub(super) fn status(shared: &Shared, files: &Files, access: &Access) -> Status {
+    let (clients, gone) = shared.clients_and_gone();
+    let of_host = OfHost {
+        mappings_limit: kmem::procfs::max_map_count().unwrap_or(0) as u32,
+        cpu_limit: shared.pacer.binding_limit(),
+        paused: shared.headroom().short,
+    };
+    let mut status = Status {
+        version: env!("CARGO_PKG_VERSION").into(),
+        metrics: host(shared, &gone),
+        no_agents: crate::backend::module::no_agents(),
+        governor: shared.pacer.status(),
+        writer_stall: gone.stalls,
+        ..Status::default()
+    };
+    let config = shared.config();
+    let rules = &config.tenants;
+    for user in shared.users.all() {
+        let told = user.refused().into_iter().filter(|one| access.covers_process(rules, user.uid, one.pid));
+        status.refused.extend(told.map(|refused| refused_status(user.uid, refused)));
     }
+    let mut unmerged = gone.unmerged;
+    for domain in shared.domains() {
+        let of_domain = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
+        let (mut out, totals) = domain_status(shared, &of_host, &domain, of_domain, &mut status.metrics);
+        status.metrics += &out.metrics;
+        unmerged += totals;
+        out.clients.iter().for_each(|client| status.writer_stall += &client.writer_stall);
+        let is_of =
+            |client: &ClientStatus| clients.iter().any(|one| one.pid == client.pid && access.covers_client(one));
+        out.clients.retain(|client| *access == Access::All || is_of(client));
+        if *access == Access::All || !out.clients.is_empty() {
+            status.domains.push(out);
+        }
+    }
+    add_files(shared, files, &mut status, &of_host, access);
+    headroom(shared, &mut status, unmerged + shared.headroom.below.unmerged.load(Relaxed));
+    status
+}
 
-    /// Files that are merged below their mappings.
-    fn files(&self, status: &mut Status, of_host: &OfHost, access: &Access) {
-        let mounts = self.files.tell();
-        let config = self.shared.config();
-        let rules = &config.tenants;
-        let host = files::OfHost { paused: of_host.paused.as_deref(), cpu_limit: of_host.cpu_limit };
-        for mut domain in files::domains(&mounts, &host) {
-            status.metrics += &domain.metrics;
-            for client in &domain.clients {
-                status.metrics += &client.metrics;
-                client.recycling.iter().for_each(|recycling| status.metrics += &recycling.metrics);
-            }
-            domain.clients.retain(|client| access.covers_process(rules, client.uid, client.pid));
-            if *access == Access::All || !domain.clients.is_empty() {
-                status.domains.push(domain);
-            }
+/// Files that are merged below their mappings.
+fn add_files(shared: &Shared, files: &Files, status: &mut Status, of_host: &OfHost, access: &Access) {
+    let mounts = files.tell();
+    let config = shared.config();
+    let rules = &config.tenants;
+    let host = super::files::OfHost { paused: of_host.paused.as_deref(), cpu_limit: of_host.cpu_limit };
+    for mut domain in super::files::domains(&mounts, &host) {
+        status.metrics += &domain.metrics;
+        for client in &domain.clients {
+            status.metrics += &client.metrics;
+            client.recycling.iter().for_each(|recycling| status.metrics += &recycling.metrics);
         }
-        let mut totals = self.files.gone();
-        mounts.iter().flat_map(|mount| &mount.files).for_each(|file| totals += file.state().totals);
-        status.metrics.pages_merged_total += totals.merged;
-        status.metrics.scans_total += totals.scans;
-        status.metrics.pages_recycled_total += totals.recycled;
+        domain.clients.retain(|client| access.covers_process(rules, client.uid, client.pid));
+        if *access == Access::All || !domain.clients.is_empty() {
+            status.domains.push(domain);
+        }
     }
+    let mut totals = files.gone();
+    mounts.iter().flat_map(|mount| &mount.files).for_each(|file| totals += file.state().totals);
+    status.metrics.pages_merged_total += totals.merged;
+    status.metrics.scans_total += totals.scans;
+    status.metrics.pages_recycled_total += totals.recycled;
+}
 
-    /// Whether the host could give back what was saved.
-    fn headroom(&self, status: &mut Status, unmerged_pages: u64) {
-        let metrics = &mut status.metrics;
-        metrics.unmerge_bytes = (metrics.pages_sharing + metrics.pages_zero + metrics.pages_recycled) * PAGE as u64;
-        let memory = kmem::procfs::meminfo().ok();
-        metrics.memory_total_bytes = memory.map(|memory| memory.total_kib << 10);
-        metrics.memory_available_bytes = memory.map(|memory| memory.available_kib << 10);
-        metrics.swap_free_bytes = memory.map(|memory| memory.swap_free_kib << 10);
-        let available = memory.map(|memory| (memory.available_kib + memory.swap_free_kib) << 10);
-        metrics.unmerge_headroom_bytes = available.map(|available| available as i64 - metrics.unmerge_bytes as i64);
-        let demand = Demand { unmerge_bytes: metrics.unmerge_bytes, unmerged_pages };
-        let config = self.shared.config();
-        let view = self.shared.headroom.look(Instant::now(), &config, true, || (demand, available));
-        metrics.unmerge_bytes_per_second = view.bytes_per_second;
-        metrics.unmerge_headroom_seconds = view.seconds();
-        metrics.headroom_is_short = view.short.is_some();
-        status.paused = view.short;
-    }
+/// Whether the host could give back what was saved.
+fn headroom(shared: &Shared, status: &mut Status, unmerged_pages: u64) {
+    let metrics = &mut status.metrics;
+    metrics.unmerge_bytes = (metrics.pages_sharing + metrics.pages_zero + metrics.pages_recycled) * PAGE as u64;
+    let memory = kmem::procfs::meminfo().ok();
+    metrics.memory_total_bytes = memory.map(|memory| memory.total_kib << 10);
+    metrics.memory_available_bytes = memory.map(|memory| memory.available_kib << 10);
+    metrics.swap_free_bytes = memory.map(|memory| memory.swap_free_kib << 10);
+    let available = memory.map(|memory| (memory.available_kib + memory.swap_free_kib) << 10);
+    metrics.unmerge_headroom_bytes = available.map(|available| available as i64 - metrics.unmerge_bytes as i64);
+    let demand = Demand { unmerge_bytes: metrics.unmerge_bytes, unmerged_pages };
+    let view = shared.headroom.look_anew(Instant::now(), &shared.config(), demand, available);
+    metrics.unmerge_bytes_per_second = view.bytes_per_second;
+    metrics.unmerge_headroom_seconds = view.seconds();
+    metrics.headroom_is_short = view.short.is_some();
+    status.paused = view.short;
 }
 
 /// What is the same for all clients.
@@ -141,8 +137,7 @@ fn host(shared: &Shared, gone: &Sums) -> HostMetrics {
     }
 }
 
-/// A domain with its clients. What is summed over clients only is added to `host`. Returns also how
-/// many pages have taken memory of their own again.
+/// A domain with its clients, whose sums go to `host`. Also returns the pages unmerged so far.
 fn domain_status<'a>(
     shared: &Shared,
     of_host: &OfHost,
@@ -158,8 +153,8 @@ fn domain_status<'a>(
         pages_dead: usage.dead,
         slots_free: usage.free,
         slots_quarantined: usage.quarantined,
-        frames_doubted_total: domain.store.doubted(),
-        pages_compacted_total: domain.compaction.copied(),
+        frames_doubted_total: domain.store.doubted.load(Relaxed),
+        pages_compacted_total: domain.compaction.copied.load(Relaxed),
         known_contents: domain.index.len(),
         ..DomainMetrics::default()
     };
@@ -230,12 +225,12 @@ fn client_status(
         pages_discarded_total: state.totals.discarded,
         pages_differed_total: state.totals.differed,
         pages_unreadable_total: state.totals.unreadable,
-        pages_retained_total: state.detach.pages_retained(),
+        pages_retained_total: state.detach.retained,
         full_scans: state.totals.full_scans,
-        mappings: state.budget.maps(),
-        max_map_count_binds: state.is_short_of_maps(),
+        mappings: state.budget.maps,
+        max_map_count_binds: state.budget.is_short(state.totals.full_scans),
         window_max_us: state.totals.window_max_ns / 1000,
-        agent_cpu_seconds: state.totals.agent_cpu_ns as f64 / 1e9,
+        agent_cpu_seconds: state.flight.credit.charged_ns as f64 / 1e9,
         ..ClientMetrics::default()
     };
     for region in state.regions.values() {
@@ -246,7 +241,7 @@ fn client_status(
         metrics.pages_zero += counts.zero;
         metrics.pages_pending += counts.pending;
         metrics.pages_recycled += counts.recycled;
-        metrics.pages_volatile += region.volatile;
+        metrics.pages_volatile += region.ages.volatile;
         metrics.pages_kept_huge += region.huge.as_ref().map_or(0, |huge| huge.kept());
     }
     let recycling = state.recycling.as_ref().map(|recycling| recycling.status());
@@ -254,19 +249,19 @@ fn client_status(
     let pool = recycling.as_ref().map_or(0, |recycling| recycling.metrics.pool_bytes as i64);
     // The domain's costs, its frames among them, come off later.
     metrics.general_profit = saved as i64 * PAGE - client_cost(state) - pool;
-    let refused = state.refusals.why().cloned().or_else(|| shared.stalls.why(client.user.uid));
+    let refused = state.refusals.why.clone().or_else(|| shared.stalls.why(client.user.uid));
     let limited = state.flight.why_left_out();
     let known = Known {
         pid: client.pid,
         metrics: Some(&metrics),
         state: state.link.state(),
         is_frozen: state.tracking.is_frozen(),
-        is_pinned: state.refusals.is_pinned(),
+        is_pinned: state.refusals.is_pinned,
         refused: refused.as_deref(),
         host_paused: of_host.paused.as_deref(),
         domain_paused,
         limited: limited.as_deref(),
-        cooling: state.direct_io.why().map(String::as_str),
+        cooling: state.schedule.direct_io.why().map(String::as_str),
         due: state.regions.values().map(|region| region.ages.due()).sum(),
         cpu_limit: of_host.cpu_limit,
         shared_bytes: if state.regions.is_empty() { shared_bytes(client.pid) } else { 0 },
@@ -286,7 +281,7 @@ fn client_status(
         remarks: Remarks {
             unknown: client.verdict.unknown.clone(),
             refused,
-            cooling: state.direct_io.why().cloned(),
+            cooling: state.schedule.direct_io.why().cloned(),
             limited,
             outdated: outdated(client, state),
         },
@@ -295,7 +290,6 @@ fn client_status(
     }
 }
 
-/// Resident shared memory of a process.
 fn shared_bytes(pid: i32) -> u64 {
     kmem::procfs::status(Some(pid)).map_or(0, |status| status.rss_shmem_kib << 10)
 }

@@ -11,7 +11,6 @@ const WELL: f64 = 0.9;
 /// Scans after which pages can be candidates.
 const SCANS: u64 = 3;
 
-/// What is known of a client.
 #[derive(Default)]
 pub(super) struct Known<'a> {
     pub(super) pid: i32,
@@ -19,7 +18,6 @@ pub(super) struct Known<'a> {
     pub(super) state: ClientState,
     /// A checkpoint has frozen it, or it is being detached.
     pub(super) is_frozen: bool,
-    /// Its memory is pinned or locked.
     pub(super) is_pinned: bool,
     /// Why nothing of it is merged.
     pub(super) refused: Option<&'a str>,
@@ -31,7 +29,6 @@ pub(super) struct Known<'a> {
     pub(super) limited: Option<&'a str>,
     /// Through what it does direct I/O.
     pub(super) cooling: Option<&'a str>,
-    /// Pages that wait to be read.
     pub(super) due: u64,
     /// The CPU limit in percent, if it binds.
     pub(super) cpu_limit: Option<f64>,

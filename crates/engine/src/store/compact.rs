@@ -9,19 +9,18 @@
 //!     └── dead frames take more than the bound: the pieces with the fewest live frames
 //! ```
 //!
-//! A frame is written once, so the memory of dead ones comes back only with their whole piece. The
-//! *bound* is a quarter of the live frames' memory and [`SLACK`](super::free::SLACK) more: above
-//! it, pieces are chosen until the rest is below. Choosing the emptiest first costs the fewest
-//! copies. In a store that is sealed ([`super`]) whole segments are chosen instead.
+//! The memory of dead frames comes back only with their whole piece. The *bound* is a quarter of
+//! the live frames' memory and [`SLACK`](super::free::SLACK) more: above it, pieces are chosen
+//! until the rest is below, the emptiest first. In a store that is sealed ([`super`]) whole
+//! segments are chosen.
 //!
-//! A page is moved as it was merged: its agent compares it with the new frame in a window, and maps
-//! that. Until the agent has reported, the page counts as a user of both frames. A page that was
-//! written meanwhile leaves the old frame as usual. Whatever goes wrong, both frames hold the same
-//! bytes, and each stays as long as it has users.
+//! A page is moved as it was merged: its agent compares it with the new frame in a window, and
+//! maps that. Until the agent has reported, the page uses both frames. A page that was written
+//! meanwhile leaves the old frame as usual. Whatever goes wrong, both frames hold the same bytes,
+//! and each stays as long as it has users.
 //!
-//! A page that cannot be moved, since its client is refused or does not answer, keeps its old
-//! frame. After [`LONGEST`] merge periods the evacuation ends, and the piece is left alone for
-//! [`PAUSE`] periods.
+//! A page that cannot be moved, since its client is refused or does not answer, keeps its frame.
+//! After [`LONGEST`] merge periods the evacuation ends, and the piece is left alone for [`PAUSE`].
 
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
@@ -47,9 +46,7 @@ const PAUSE: u32 = 16 * LONGEST;
 impl Domain {
     /// Chooses pieces where no evacuation is under way, and copies some frames. Called in each scan
     /// of a client; does nothing while another worker does it.
-    ///
-    /// # Errors
-    /// The store is full: the rest waits.
+    /// `Err`: the store is full: the rest waits.
     pub(crate) fn compact(&self, now: Instant) -> Result<(), GrowError> {
         let Some(mut work) = self.compaction.work.try_lock() else { return Ok(()) };
         if work.chosen.is_empty() && work.began.is_empty() {
@@ -121,7 +118,7 @@ impl Domain {
             return;
         }
         self.store.set_handle(new, handle);
-        if self.index.replace(handle, old, new) {
+        if self.index.change(handle, Place::Frame(old), Place::Frame(new)) {
             self.store.take_handle(old);
         } else {
             self.store.set_handle(new, NO_HANDLE);

@@ -1,14 +1,17 @@
-//! Cursors: how workers make frames.
+//! Cursors: how workers make frames. Several reserved slots get memory and bytes in one system call
+//! (`UFFDIO_COPY`) where that is possible.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, StoreFile};
+use kmem::uffd::Uffd;
 
 use super::error::GrowError;
-use super::fill::Filling;
 use super::frames::{Holds, Store};
 use super::reserve::Reserved;
+use super::segment::Segment;
 use crate::core::content::frame::Frame;
 
 /// Slots that are given memory at once when a cursor comes to them and there is no huge page.
@@ -72,8 +75,7 @@ impl<'s> Cursor<'s> {
         Ok(())
     }
 
-    /// Announces what the next frames will probably hold, in this order, in pieces that are each
-    /// consecutive in memory; each with the keys of its pages.
+    /// Announces what the next frames will probably hold: consecutive pieces, with their keys.
     pub(crate) fn expect<'b>(
         &mut self,
         pieces: impl IntoIterator<Item = (&'b [[u8; PAGE_SIZE]], &'b [u64])>,
@@ -143,5 +145,34 @@ impl Drop for Cursor<'_> {
         // Before another cursor can reserve the slots and register them.
         self.filling = None;
         self.store.give_slots_back(self.slots.clone());
+    }
+}
+
+/// Slots registered for filling while this lives: then the segment is one mapping again.
+struct Filling<'s> {
+    filler: &'s Uffd,
+    segment: Arc<Segment>,
+    part: Range<usize>,
+}
+
+impl<'s> Filling<'s> {
+    /// `None`: the kernel does not offer it, or refuses now.
+    fn new(store: &'s Store, slots: Range<u32>) -> Option<Self> {
+        let (filler, segment) = (store.filler.as_ref()?, store.segment(Frame(slots.start))?);
+        let start = Frame(slots.start).slot().index() * PAGE_SIZE;
+        let part = start..start + (slots.end - slots.start) as usize * PAGE_SIZE;
+        segment.map().register(filler, part.clone()).ok()?;
+        Some(Self { filler, segment, part })
+    }
+
+    /// Gives slots without memory these bytes; returns how many.
+    fn fill(&self, first: Frame, pages: &[[u8; PAGE_SIZE]]) -> usize {
+        self.segment.map().fill(self.filler, first.slot().index(), pages)
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        self.segment.map().unregister(self.filler, self.part.clone());
     }
 }

@@ -34,7 +34,6 @@ pub(crate) struct DomainKey {
     name: Option<String>,
 }
 
-/// Why a client may not join a domain.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DomainError {
     #[error(
@@ -72,12 +71,10 @@ impl DomainKey {
         }
     }
 
-    /// A domain by name.
     pub(crate) fn named(uid: Option<u32>, name: &str) -> Self {
         Self { uid, tenant: None, name: Some(name.into()) }
     }
 
-    /// A tenant's domain.
     #[cfg(test)]
     pub(crate) fn of_tenant(uid: u32, tenant: Tenant) -> Self {
         Self { uid: Some(uid), tenant: Some(tenant), name: None }
@@ -89,8 +86,7 @@ impl DomainKey {
     }
 }
 
-/// The state file has this text, a line for each segment: no two keys have the same, and none has a
-/// line's end.
+/// The state file's text, a line for each segment: unique, and without a line's end.
 impl std::fmt::Display for DomainKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(Tenant { source, value }) = &self.tenant {
@@ -127,20 +123,18 @@ pub(crate) trait InFiles: Send + Sync {
     fn has(&self, digest: u64) -> bool;
 }
 
-/// One domain.
 pub(crate) struct Domain {
     pub(crate) key: DomainKey,
     pub(crate) store: Store,
     pub(crate) index: Index,
-    seed: Seed,
-    zero_digest: u64,
+    pub(crate) seed: Seed,
+    pub(crate) zero_digest: u64,
     /// Evacuations of the store.
     pub(crate) compaction: Compaction,
     paused: Mutex<Option<String>>,
     /// What files of mounts with the domain's name hold.
     files: Mutex<Option<Weak<dyn InFiles>>>,
-    /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it:
-    /// this table.
+    /// By digest: equal consecutive frames, each with this table as one more user.
     replicas: Mutex<HashMap<u64, std::ops::Range<u32>>>,
 }
 
@@ -162,12 +156,10 @@ impl Domain {
         }
     }
 
-    /// Other settings.
     pub(crate) fn set(&self, config: &Config) {
         self.store.set(config.quarantine(), config.reserve());
     }
 
-    /// The digest of a page.
     pub(crate) fn digest(&self, page: &[u8]) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed.get())
     }
@@ -183,18 +175,7 @@ impl Domain {
         }
     }
 
-    /// The seed of the digests.
-    pub(crate) fn seed(&self) -> u64 {
-        self.seed.get()
-    }
-
-    /// The digest of a page of zeros.
-    pub(crate) fn zero_digest(&self) -> u64 {
-        self.zero_digest
-    }
-
-    /// Makes a frame stand for content that was sighted. `false`: another promotion came first, or
-    /// it was forgotten.
+    /// Makes a frame stand for a sighted content. `false`: another came first, or it is forgotten.
     pub(crate) fn promote(&self, handle: u32, there: Sighting, frame: Frame) -> bool {
         self.store.set_handle(frame, handle);
         let done = self.index.promote(handle, there, frame);
@@ -214,8 +195,7 @@ impl Domain {
         }
     }
 
-    /// The memory of a frame has failed: no page is merged with it any more, and nothing touches
-    /// it.
+    /// A frame's memory has failed: nothing merges with it or touches it any more.
     pub(crate) fn give_up(&self, frame: Frame) {
         self.store.give_up(frame);
         let handle = self.store.take_handle(frame);
@@ -304,8 +284,7 @@ impl Domain {
         !self.store.by_node && (self.store.can_lend() || self.store.segment_ids().is_empty())
     }
 
-    /// Notes why no frames can be made for now, or that they can again. Returns whether that
-    /// changed.
+    /// Notes why no frames can be made, or that they can again. Returns whether that changed.
     pub(crate) fn set_paused(&self, why: Option<String>) -> bool {
         let mut paused = self.paused.lock();
         let news = paused.is_some() != why.is_some();
@@ -313,7 +292,6 @@ impl Domain {
         news
     }
 
-    /// Why no frames can be made for now.
     pub(crate) fn paused(&self) -> Option<String> {
         self.paused.lock().clone()
     }
@@ -321,6 +299,8 @@ impl Domain {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
     use crate::config::DomainConfig;
     use crate::core::content::index::Seen;
@@ -333,7 +313,7 @@ mod tests {
         domain.store.set_handle(frame, handle);
         domain.give_up(frame);
         assert_eq!((domain.index.place(handle, 42), domain.store.usage().pinned), (None, 1));
-        assert_eq!(domain.store.doubted(), 1);
+        assert_eq!(domain.store.doubted.load(Relaxed), 1);
         domain.release(frame);
         assert_eq!((domain.store.users(frame), domain.store.usage().pinned), (0, 1));
     }
@@ -351,7 +331,7 @@ mod tests {
         assert!(keys[0] != digest && keys[1] != digest && keys[0] != keys[1]);
         assert_eq!(domain.key_of(digest, None), None, "it may be on either");
         for node in [None, Some(1)] {
-            assert_eq!(domain.key_of(domain.zero_digest(), node), Some(domain.zero_digest()));
+            assert_eq!(domain.key_of(domain.zero_digest, node), Some(domain.zero_digest));
         }
     }
 

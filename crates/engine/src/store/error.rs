@@ -2,7 +2,6 @@
 
 use kmem::memfd::MemfdError;
 
-/// Why the store can take no more frames for now.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrowError {
     #[error(

@@ -47,19 +47,18 @@ impl Store {
         chosen
     }
 
-    /// Units that are given back together: single pieces, or whole segments that cannot be punched.
-    /// Units with a pinned frame are left out.
+    /// Pieces, or whole segments that cannot be punched; without those that hold a pinned frame.
     fn units(&self, free: &Free) -> Vec<Unit> {
         let mut units = Vec::new();
-        for (at, segment) in self.segments().iter().enumerate() {
+        for (at, segment) in self.segments.read().iter().enumerate() {
             let Some(segment) = segment.as_ref().filter(|segment| segment.own().is_some()) else { continue };
             let of = |piece| {
-                let (idle, dead) = free.idle_and_dead(piece);
-                Unit { pieces: vec![piece], live: HUGE - idle, dead }
+                let slots = free.piece(piece);
+                Unit { pieces: vec![piece], live: HUGE - slots.free() - slots.dead, dead: slots.dead }
             };
             if segment.can_punch() {
-                units.extend(Piece::of_segment(at).filter(|&piece| !free.is_pinned(piece)).map(of));
-            } else if !Piece::of_segment(at).any(|piece| free.is_pinned(piece)) {
+                units.extend(Piece::of_segment(at).filter(|&piece| !free.piece(piece).pinned).map(of));
+            } else if !Piece::of_segment(at).any(|piece| free.piece(piece).pinned) {
                 let all = Piece::of_segment(at).map(of);
                 units.push(all.fold(Unit { pieces: Vec::new(), live: 0, dead: 0 }, |mut whole, piece| {
                     whole.pieces.extend(piece.pieces);
@@ -73,10 +72,10 @@ impl Store {
 
     /// Notes which pieces hold pinned frames.
     fn note_pinned(&self, free: &mut Free) {
-        for (at, segment) in self.segments().iter().enumerate() {
+        for (at, segment) in self.segments.read().iter().enumerate() {
             let Some(segment) = segment.as_ref().filter(|segment| segment.own().is_some()) else { continue };
             for slot in (0..SEGMENT_PAGES).filter(|&slot| segment.refs[slot as usize].load(Relaxed) & PINNED != 0) {
-                free.set_pinned(Piece::of(Frame(at as u32 * SEGMENT_PAGES + slot)));
+                free.piece_mut(Piece::of(Frame(at as u32 * SEGMENT_PAGES + slot))).pinned = true;
             }
         }
     }
@@ -86,7 +85,6 @@ impl Store {
         self.free.lock().retire(piece);
     }
 
-    /// Which handle stands for the frame in the index.
     pub(crate) fn handle(&self, frame: Frame) -> u32 {
         self.with(frame, |s, slot| s.handles[slot].load(Acquire)).unwrap_or(crate::core::content::frame::NO_HANDLE)
     }

@@ -8,19 +8,18 @@ use std::time::{Duration, Instant};
 use kmem::PAGE_SIZE;
 use kmem::memfd;
 use kmem::uffd::Uffd;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
 use wire::{SEGMENT_PAGES, SegmentId};
 
 use super::error::GrowError;
 use super::free::{Free, HUGE, Piece};
-use super::place::SegmentFiles;
+use super::place::{LEN, SegmentFiles};
 use super::segment::{MOST_SEGMENTS, Memory, PINNED, Segment};
 use crate::core::content::frame::{Frame, NO_HANDLE};
 
 /// Pieces that are punched at a time: 1 GiB.
 const MOST_PUNCHES: usize = 512;
 
-/// How much of the store is used.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) segments: usize,
@@ -59,7 +58,7 @@ pub(crate) struct Store {
     quarantine_time: AtomicU64,
     pub(super) reserve_bytes: AtomicU64,
     /// Frames taken out of use: their memory has failed, or their count was wrong.
-    doubted: AtomicU64,
+    pub(crate) doubted: AtomicU64,
     /// Fills slots, where the kernel has what it takes.
     pub(super) filler: Option<Uffd>,
 }
@@ -99,30 +98,25 @@ impl Store {
         self.reserve_bytes.store(reserve_bytes, Relaxed);
     }
 
-    pub(super) fn segments(&self) -> RwLockReadGuard<'_, Vec<Option<Arc<Segment>>>> {
-        self.segments.read()
-    }
-
-    /// The segment that holds a frame.
     pub(crate) fn segment(&self, frame: Frame) -> Option<Arc<Segment>> {
-        self.segments().get(frame.segment())?.clone()
+        self.segments.read().get(frame.segment())?.clone()
     }
 
     pub(super) fn with<R>(&self, frame: Frame, f: impl FnOnce(&Segment, usize) -> R) -> Option<R> {
-        let segments = self.segments();
+        let segments = self.segments.read();
         let segment = segments.get(frame.segment())?.as_ref()?;
         Some(f(segment, frame.slot().index()))
     }
 
     /// A segment, and its first frame. It is not closed as long as the caller keeps it.
     pub(crate) fn hold(&self, id: SegmentId) -> Option<(Frame, Arc<Segment>)> {
-        let segments = self.segments();
+        let segments = self.segments.read();
         let (at, segment) =
             segments.iter().enumerate().find_map(|(at, s)| Some((at, s.as_ref().filter(|s| s.id == id)?)))?;
         Some((Frame(at as u32 * SEGMENT_PAGES), segment.clone()))
     }
 
-    pub(super) fn add(&self, segment: Arc<Segment>) -> Result<usize, GrowError> {
+    pub(super) fn add(&self, segment: Arc<Segment>) -> Result<Arc<Segment>, GrowError> {
         let mut free = self.free.lock();
         let mut segments = self.segments.write();
         let at = segments.iter().position(Option::is_none).unwrap_or(segments.len());
@@ -132,30 +126,26 @@ impl Store {
         if at == segments.len() {
             segments.push(None);
         }
-        free.open(at, segment.node, segment.own().is_some(), segment.can_punch());
-        segments[at] = Some(segment);
-        Ok(at)
+        free.open(at, &segment);
+        segments[at] = Some(segment.clone());
+        Ok(segment)
     }
 
     /// Takes back a segment of an earlier daemon, to read and to share, never to write. The caller
     /// has checked where it comes from. It is not closed as long as the caller keeps it.
     pub(crate) fn adopt(&self, id: SegmentId, fd: OwnedFd) -> Result<Arc<Segment>, GrowError> {
         memfd::require_kept(fd.as_fd())?;
-        let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
+        let map = memfd::map_readonly(fd.as_fd(), LEN)?;
         let node = map.preferred_node().filter(|_| self.by_node);
-        let segment = Segment::new(id, Memory::Adopted(fd, map), node);
-        self.add(segment.clone())?;
-        Ok(segment)
+        self.add(Segment::new(id, Memory::Adopted(fd, map), node, None))
     }
 
-    /// Takes a part of a snapshot's RAM that a client maps. Nobody can change it any more, so it
-    /// does not matter where it comes from. It is not closed as long as the caller keeps it.
+    /// Takes a part of a snapshot's RAM that a client maps, wherever it comes from: nobody can
+    /// change it any more. It is not closed as long as the caller keeps it.
     pub(crate) fn adopt_snapshot(&self, id: SegmentId, fd: OwnedFd) -> Result<Arc<Segment>, GrowError> {
         memfd::require_written(fd.as_fd())?;
-        let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
-        let segment = Segment::new(id, Memory::Snapshot(fd, map), None);
-        self.add(segment.clone())?;
-        Ok(segment)
+        let map = memfd::map_readonly(fd.as_fd(), LEN)?;
+        self.add(Segment::new(id, Memory::Snapshot(fd, map), None, None))
     }
 
     pub(super) fn grow(&self, node: Option<u32>) -> Result<(), GrowError> {
@@ -163,7 +153,7 @@ impl Store {
         if let Some(Err(e)) = node.map(|node| file.map.prefer_node(node)) {
             tracing::warn!(store = self.name, "its frames may lie on any NUMA node: {e}");
         }
-        self.add(Segment::of(id, Memory::Own(file), node, lending)).map(drop)
+        self.add(Segment::new(id, Memory::Own(file), node, lending)).map(drop)
     }
 
     /// The NUMA node that a frame lies on, where nodes are kept apart.
@@ -171,8 +161,7 @@ impl Store {
         self.with(frame, |segment, _| segment.node)?
     }
 
-    /// Makes a reserved slot a frame with these bytes and `refs` users. `false`: it is pinned, and
-    /// stays as it is.
+    /// Makes a reserved slot a frame with `refs` users. `false`: it is pinned, and stays.
     pub(super) fn publish(&self, frame: Frame, bytes: &[u8; PAGE_SIZE], refs: u32, holds: Holds) -> bool {
         let publish = |segment: &Segment, slot: usize| {
             let before = segment.refs[slot].load(Acquire);
@@ -196,8 +185,7 @@ impl Store {
         self.with(frame, publish).unwrap_or(false)
     }
 
-    /// One more user, unless the frame has none left and is on its way out. Those of a snapshot
-    /// stay.
+    /// One more user, unless the last one has left; snapshots' frames stay.
     pub(crate) fn try_ref(&self, frame: Frame) -> bool {
         let has_users = |refs: u32| refs & !PINNED != 0;
         self.with(frame, |s, slot| {
@@ -207,19 +195,16 @@ impl Store {
         .unwrap_or(false)
     }
 
-    /// How many users a frame has.
     pub(crate) fn users(&self, frame: Frame) -> u32 {
         self.with(frame, |s, slot| s.refs[slot].load(Acquire) & !PINNED).unwrap_or(0)
     }
 
-    /// One more user of a frame that an earlier daemon made and that may have none yet. The caller
-    /// [holds](Store::hold) its segment.
+    /// A user of an earlier daemon's frame, whose segment the caller [holds](Store::hold).
     pub(crate) fn adopt_ref(&self, frame: Frame) -> bool {
         self.with(frame, |s, slot| s.refs[slot].fetch_add(1, AcqRel) & !PINNED == 0).unwrap_or(false)
     }
 
-    /// Notes that somebody whom the ledger does not know may map this frame: its memory stays until
-    /// its segment is closed.
+    /// Somebody whom the ledger does not know may map it: its memory stays with its segment.
     pub(crate) fn pin(&self, frame: Frame) {
         self.with(frame, |s, slot| s.refs[slot].fetch_or(PINNED, AcqRel));
     }
@@ -228,11 +213,6 @@ impl Store {
     pub(crate) fn give_up(&self, frame: Frame) {
         self.pin(frame);
         self.doubted.fetch_add(1, Relaxed);
-    }
-
-    /// Frames that were taken out of use so far.
-    pub(crate) fn doubted(&self) -> u64 {
-        self.doubted.load(Relaxed)
     }
 
     /// One user less. With the last one, returns the handle that stands for the frame in the index;
@@ -312,7 +292,7 @@ impl Store {
     /// The frames of snapshots that no page maps any more, and the handles that stood for them in
     /// the index. None does from now on, and the segments can be closed.
     pub(crate) fn take_unused_snapshots(&self) -> Vec<(Frame, u32)> {
-        let segments = self.segments();
+        let segments = self.segments.read();
         let mut unused = Vec::new();
         for (at, segment) in segments.iter().enumerate() {
             let Some(segment) = segment.as_ref().filter(|s| s.is_snapshot() && Arc::strong_count(s) == 1) else {
@@ -368,7 +348,7 @@ impl Store {
     pub(crate) fn most_used(&self, most: usize) -> Vec<(Frame, u32)> {
         // The least of those kept is on top.
         let mut kept = std::collections::BinaryHeap::with_capacity(most + 1);
-        for (at, segment) in self.segments().iter().enumerate() {
+        for (at, segment) in self.segments.read().iter().enumerate() {
             for (refs, slot) in segment.iter().flat_map(|segment| segment.refs.iter().zip(0..)) {
                 let users = refs.load(Relaxed) & !PINNED;
                 if users > 0 {
@@ -384,27 +364,25 @@ impl Store {
 
     /// The segments whose frames can be lent to files, each with its first frame.
     pub(crate) fn lendable(&self) -> Vec<(Frame, Arc<Segment>)> {
-        let segments = self.segments();
+        let segments = self.segments.read();
         let all = segments.iter().zip(0..).filter_map(|(segment, at)| Some((at, segment.as_ref()?)));
-        let lendable = all.filter(|(_, segment)| segment.lending().is_some());
+        let lendable = all.filter(|(_, segment)| segment.lending.is_some());
         lendable.map(|(at, segment)| (Frame(at * SEGMENT_PAGES), segment.clone())).collect()
     }
 
     /// Whether there is a segment whose frames can be lent to files.
     pub(crate) fn can_lend(&self) -> bool {
-        self.segments().iter().flatten().any(|segment| segment.lending().is_some())
+        self.segments.read().iter().flatten().any(|segment| segment.lending.is_some())
     }
 
-    /// The segments there are.
     pub(crate) fn segment_ids(&self) -> Vec<SegmentId> {
-        self.segments().iter().flatten().map(|s| s.id).collect()
+        self.segments.read().iter().flatten().map(|s| s.id).collect()
     }
 
-    /// How much of the store is used now.
     pub(crate) fn usage(&self) -> Usage {
         let (free, dead, quarantined) = self.free.lock().waste();
         let mut usage = Usage { free, dead, quarantined, ..Usage::default() };
-        for segment in self.segments().iter().flatten() {
+        for segment in self.segments.read().iter().flatten() {
             usage.segments += 1;
             usage.resident_bytes += memfd::resident_bytes(segment.fd()).unwrap_or(0);
             for refs in &segment.refs {
@@ -422,9 +400,9 @@ impl Store {
 impl Store {
     /// A segment that can be lent to files, of a memfd; `file`: the id of its file.
     pub(crate) fn grow_lendable(&self, file: u64) {
-        use super::place::{LEN, Lending, id};
+        use super::place::{Lending, id};
         let store = memfd::create_store("pageone:test", LEN).unwrap();
         let lending = Some(Lending::new(None, file));
-        self.add(Segment::of(id(&store).unwrap(), Memory::Own(store), None, lending)).unwrap();
+        self.add(Segment::new(id(&store).unwrap(), Memory::Own(store), None, lending)).unwrap();
     }
 }

@@ -20,7 +20,6 @@ use crate::core::content::frame::Frame;
 pub(super) const HUGE: u32 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u32;
 /// The longest run of slots that one cursor reserves.
 pub(super) const EXTENT: u32 = HUGE;
-/// Pieces of a segment.
 pub(super) const PIECES: u32 = SEGMENT_PAGES / HUGE;
 /// A piece that was begun is preferred to a fresh one while it has as many free slots.
 const CRUMBS: u32 = 32;
@@ -49,7 +48,6 @@ impl Fill {
 pub(crate) struct Piece(u32);
 
 impl Piece {
-    /// The piece that a frame lies in.
     pub(crate) fn of(frame: Frame) -> Self {
         Self(frame.0 / HUGE)
     }
@@ -59,27 +57,22 @@ impl Piece {
         (0..PIECES).map(move |piece| Self(at as u32 * PIECES + piece))
     }
 
-    /// Its number in the store.
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The first of its frames.
     pub(crate) fn first(self) -> Frame {
         Frame(self.slots().start)
     }
 
-    /// Its frames.
     pub(crate) fn frames(self) -> impl Iterator<Item = Frame> {
         self.slots().map(Frame)
     }
 
-    /// Its slots, as frames.
     pub(super) fn slots(self) -> Range<u32> {
         self.0 * HUGE..(self.0 + 1) * HUGE
     }
 
-    /// Its segment, by its number in the store.
     pub(super) fn segment(self) -> usize {
         (self.0 / PIECES) as usize
     }
@@ -87,20 +80,27 @@ impl Piece {
 
 /// What is known of the slots of a piece.
 #[derive(Clone, Copy, Default)]
-struct Slots {
+pub(super) struct Slots {
     /// The free ones, a bit each.
     free: [u64; WORDS],
-    dead: u32,
+    pub(super) dead: u32,
     /// None was used since the piece was made, or punched.
-    fresh: bool,
+    pub(super) fresh: bool,
     /// It was made a huge page.
-    huge: bool,
+    pub(super) huge: bool,
     /// It holds a pinned frame, as was found when pieces were chosen for compaction.
-    pinned: bool,
+    pub(super) pinned: bool,
+}
+
+/// What slots become.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Become {
+    Free,
+    Reserved,
 }
 
 impl Slots {
-    fn free(&self) -> u32 {
+    pub(super) fn free(&self) -> u32 {
         self.free.iter().map(|word| word.count_ones()).sum()
     }
 
@@ -108,15 +108,15 @@ impl Slots {
         self.free[(slot / u64::BITS) as usize] & 1 << (slot % u64::BITS) != 0
     }
 
-    fn set_free(&mut self, slots: Range<u32>, free: bool) {
+    fn set(&mut self, slots: Range<u32>, to: Become) {
         for slot in slots {
             let (word, bit) = (&mut self.free[(slot / u64::BITS) as usize], 1 << (slot % u64::BITS));
-            if free { *word |= bit } else { *word &= !bit }
+            if to == Become::Free { *word |= bit } else { *word &= !bit }
         }
     }
 
     /// Free slots from this one on, without a gap.
-    fn run_length(&self, slot: u32) -> u32 {
+    pub(super) fn run_length(&self, slot: u32) -> u32 {
         (slot..HUGE).take_while(|&slot| self.is_free(slot)).count() as u32
     }
 
@@ -144,14 +144,11 @@ struct Segment {
     pieces: [Slots; PIECES as usize],
 }
 
-/// The slots of all segments, and what waits to die. Nothing is free in segments that cannot be
-/// written.
+/// The slots of all segments, and what waits to die; nothing is free where nothing is written.
 #[derive(Default)]
 pub(super) struct Free {
     segments: Vec<Segment>,
-    /// Free slots on each node.
     counts: BTreeMap<Option<u32>, u64>,
-    /// Fresh pieces.
     fresh: BTreeSet<Piece>,
     /// Pieces that were begun: those with [`CRUMBS`] free slots or more, and those with fewer.
     begun_pieces: BTreeSet<Piece>,
@@ -183,11 +180,11 @@ impl Free {
         self.random
     }
 
-    fn piece(&self, piece: Piece) -> &Slots {
+    pub(super) fn piece(&self, piece: Piece) -> &Slots {
         &self.segments[piece.segment()].pieces[(piece.0 % PIECES) as usize]
     }
 
-    fn piece_mut(&mut self, piece: Piece) -> &mut Slots {
+    pub(super) fn piece_mut(&mut self, piece: Piece) -> &mut Slots {
         &mut self.segments[piece.segment()].pieces[(piece.0 % PIECES) as usize]
     }
 
@@ -196,13 +193,13 @@ impl Free {
         self.counts.entry(node).or_default()
     }
 
-    /// A segment begins at this place; all of it is fresh if it is `writable`.
-    pub(super) fn open(&mut self, at: usize, node: Option<u32>, writable: bool, can_punch: bool) {
+    /// A segment begins at this place; all of it is fresh if it can be written.
+    pub(super) fn open(&mut self, at: usize, of: &super::segment::Segment) {
         if at >= self.segments.len() {
             self.segments.resize_with(at + 1, Segment::default);
         }
-        self.segments[at] = Segment { node, can_punch, ..Segment::default() };
-        if writable {
+        self.segments[at] = Segment { node: of.node, can_punch: of.can_punch(), ..Segment::default() };
+        if of.own().is_some() {
             Piece::of_segment(at).for_each(|piece| self.renew(piece));
         }
     }
@@ -217,8 +214,7 @@ impl Free {
         self.begun.retain(|begun| Frame(begun.start).segment() != at);
     }
 
-    /// Slots of a segment that are free or dead. The others are frames, or reserved, or in
-    /// quarantine.
+    /// Slots of a segment that are free or dead: not frames, reserved, or in quarantine.
     pub(super) fn idle(&self, at: usize) -> u32 {
         self.segments[at].pieces.iter().map(|slots| slots.free() + slots.dead).sum()
     }
@@ -231,21 +227,21 @@ impl Free {
 
     /// Slots of one piece become free.
     pub(super) fn add(&mut self, slots: Range<u32>) {
-        self.change(slots, true);
+        self.change(slots, Become::Free);
     }
 
     /// Slots of one piece that were free are reserved.
     pub(super) fn remove(&mut self, slots: Range<u32>) {
         self.piece_mut(Piece::of(Frame(slots.start))).fresh = false;
-        self.change(slots, false);
+        self.change(slots, Become::Reserved);
     }
 
-    fn change(&mut self, slots: Range<u32>, free: bool) {
+    fn change(&mut self, slots: Range<u32>, to: Become) {
         let (piece, first, len) = (Piece::of(Frame(slots.start)), slots.start % HUGE, slots.end - slots.start);
-        self.piece_mut(piece).set_free(first..first + len, free);
+        self.piece_mut(piece).set(first..first + len, to);
         let node = self.segments[piece.segment()].node;
         let count = self.count(node);
-        *count = if free { *count + u64::from(len) } else { *count - u64::from(len) };
+        *count = if to == Become::Free { *count + u64::from(len) } else { *count - u64::from(len) };
         self.note(piece);
     }
 
@@ -270,29 +266,8 @@ impl Free {
         put(&mut self.spent, spent);
     }
 
-    /// Whether none of a piece's slots was used.
-    pub(super) fn is_fresh(&self, piece: Piece) -> bool {
-        self.piece(piece).fresh
-    }
-
-    /// Whether a piece is one huge page.
-    pub(super) fn is_huge(&self, piece: Piece) -> bool {
-        self.piece(piece).huge
-    }
-
-    /// A piece is one huge page now.
-    pub(super) fn set_huge(&mut self, piece: Piece) {
-        self.piece_mut(piece).huge = true;
-    }
-
-    /// Whether this slot is free.
     pub(super) fn is_free(&self, frame: Frame) -> bool {
         self.piece(Piece::of(frame)).is_free(frame.0 % HUGE)
-    }
-
-    /// Free slots from this one on, within its piece.
-    pub(super) fn run_length(&self, frame: Frame) -> u32 {
-        self.piece(Piece::of(frame)).run_length(frame.0 % HUGE)
     }
 
     /// Frames that have been quarantined for `time` are dead, but for those that are `pinned`.
@@ -332,22 +307,6 @@ impl Free {
         self.note(piece);
     }
 
-    /// Whether a piece is known to hold a pinned frame.
-    pub(super) fn is_pinned(&self, piece: Piece) -> bool {
-        self.piece(piece).pinned
-    }
-
-    /// A piece holds a pinned frame.
-    pub(super) fn set_pinned(&mut self, piece: Piece) {
-        self.piece_mut(piece).pinned = true;
-    }
-
-    /// Slots of a piece that are free or dead, and dead ones.
-    pub(super) fn idle_and_dead(&self, piece: Piece) -> (u32, u32) {
-        let slots = self.piece(piece);
-        (slots.free() + slots.dead, slots.dead)
-    }
-
     /// Slots in use, and dead ones but for those of pinned pieces.
     pub(super) fn fill(&self) -> Fill {
         let begun = self.segments.iter().flat_map(|segment| &segment.pieces).filter(|slots| !slots.fresh);
@@ -378,19 +337,14 @@ impl Free {
         set.range(from..).find(of_node).or_else(|| set.iter().find(of_node)).copied()
     }
 
-    /// The longest run of free slots of a piece.
-    fn longest(&self, piece: Piece) -> (Frame, u32) {
-        let (slot, len) = self.piece(piece).longest();
-        (Frame(piece.slots().start + slot), len)
-    }
-
     /// Free slots of a node to begin with: of a piece that was begun and has enough, else a fresh
     /// piece, else what there is.
     pub(super) fn find(&mut self, node: Option<u32>) -> Option<(Frame, u32)> {
         let piece = self.draw(node, |free| &free.begun_pieces);
         let piece = piece.or_else(|| self.draw(node, |free| &free.fresh));
         let piece = piece.or_else(|| self.draw(node, |free| &free.crumbs))?;
-        Some(self.longest(piece))
+        let (slot, len) = self.piece(piece).longest();
+        Some((Frame(piece.slots().start + slot), len))
     }
 
     /// What is left of a reservation on a node, unless its slots were taken since.

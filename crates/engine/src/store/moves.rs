@@ -16,10 +16,8 @@ pub(crate) struct Compaction {
     pub(super) work: Mutex<Work>,
     /// Where the frames of pieces that are evacuated went. The table is a user of each new frame.
     pub(super) moves: RwLock<Moves>,
-    /// Whether there are moves.
     pub(super) active: AtomicBool,
-    /// Frames copied so far.
-    pub(super) copied: AtomicU64,
+    pub(crate) copied: AtomicU64,
 }
 
 #[derive(Default)]
@@ -68,7 +66,6 @@ impl Moves {
 }
 
 impl Compaction {
-    /// Whether pages are to be moved.
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Acquire)
     }
@@ -82,10 +79,5 @@ impl Compaction {
     pub(crate) fn begin_move(&self, old: Frame, new: Frame) {
         self.moves.write().add(old, new);
         self.active.store(true, Release);
-    }
-
-    /// Frames copied so far.
-    pub(crate) fn copied(&self) -> u64 {
-        self.copied.load(Relaxed)
     }
 }

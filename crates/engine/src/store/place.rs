@@ -17,7 +17,6 @@ use wire::{SEGMENT_PAGES, SegmentId};
 
 use super::error::GrowError;
 
-/// Bytes of a segment.
 pub(super) const LEN: usize = SEGMENT_PAGES as usize * PAGE_SIZE;
 
 /// What it takes to lend the slots of a segment.
@@ -50,7 +49,6 @@ impl Lending {
     }
 }
 
-/// Makes the files of a store's segments.
 pub(super) struct SegmentFiles {
     /// The whole name of the domain.
     domain: String,
@@ -124,8 +122,7 @@ fn lendable(store: &Arc<KernelStore>, name: &str) -> Result<(SegmentId, StoreFil
     Ok((id, file, Lending::new(Some(store.clone()), listed.id)))
 }
 
-/// The number of a file, by which clients name its segment. The kernel's stores have numbers that
-/// no memfd has.
+/// A file's number, by which clients name its segment. The kernel's are no memfd's.
 pub(super) fn id(file: &StoreFile) -> Result<SegmentId, GrowError> {
     Ok(memfd::identity(&file.reader).map_err(GrowError::Allocate)?.ino)
 }

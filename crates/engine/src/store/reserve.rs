@@ -21,8 +21,7 @@ const HUGE_COST: Duration = Duration::from_millis(1);
 /// After a huge page that cost more, none is requested for 20 times as long: those that merging
 /// gives back are cheap again.
 const HUGE_PAUSE: u32 = 20;
-/// How long a check that there is enough memory left is valid: at a gigabyte a second, the most
-/// that is written, ten megabytes.
+/// How long a check of the memory left is valid: ten megabytes at a gigabyte a second.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Unused parts of reservations that are remembered at most; each worker has one.
 const BEGUN: usize = 64;
@@ -49,8 +48,7 @@ struct Place {
 }
 
 impl Free {
-    /// Chooses free slots of a node: those behind `after`, else what is left of a reservation that
-    /// was begun, else a place drawn at random.
+    /// Chooses free slots: behind `after`, else what a reservation left, else at random.
     fn choose(&mut self, after: Option<Frame>, node: Option<u32>) -> Option<Place> {
         let next = after.map(|frame| Frame(frame.0 + 1)).filter(|next| next.slot().0 != 0);
         if let Some(next) = next.filter(|&next| self.is_free(next)) {
@@ -63,12 +61,12 @@ impl Free {
         Some(Place { first: first.0, most, follows: false })
     }
 
-    /// Takes free slots from a place on.
     fn take(&mut self, place: &Place) -> Reserved {
         let (first, piece) = (Frame(place.first), Piece::of(Frame(place.first)));
-        let len = self.run_length(first).min(place.most);
-        let fresh = self.is_fresh(piece) && len == HUGE;
-        let populated = if self.is_huge(piece) { first.0 + len } else { first.0 };
+        let slots = self.piece(piece);
+        let len = slots.run_length(first.0 % HUGE).min(place.most);
+        let fresh = slots.fresh && len == HUGE;
+        let populated = if slots.huge { first.0 + len } else { first.0 };
         self.remove(first.0..first.0 + len);
         let huge = fresh && self.no_huge_until.is_none_or(|until| Instant::now() > until);
         let cut = if fresh && !place.follows { (self.random() % u64::from(HUGE)) as u32 } else { 0 };
@@ -77,8 +75,7 @@ impl Free {
 }
 
 impl Store {
-    /// Whether there is memory left for the store to grow, on the host and under every cgroup
-    /// limit.
+    /// Whether the store may grow: by the host's memory and every cgroup limit.
     pub(super) fn check_memory(&self) -> Result<(), GrowError> {
         if self.free.lock().checked.is_some_and(|checked| checked.elapsed() < CHECK_EVERY) {
             return Ok(());
@@ -110,8 +107,7 @@ impl Store {
         Ok(free.take(&place))
     }
 
-    /// Makes a huge page of the fresh piece that begins with this frame. `false`: the kernel has
-    /// none.
+    /// Makes a huge page of the fresh piece from this frame. `false`: the kernel has none.
     pub(super) fn make_huge(&self, first: Frame) -> bool {
         let began = kmem::cpu::thread_time();
         let done = self.segment(first).map(|segment| {
@@ -129,7 +125,7 @@ impl Store {
             self.free.lock().no_huge_until = Some(Instant::now() + pause);
         }
         if made {
-            self.free.lock().set_huge(Piece::of(first));
+            self.free.lock().piece_mut(Piece::of(first)).huge = true;
         }
         made
     }

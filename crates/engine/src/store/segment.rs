@@ -11,19 +11,16 @@ use wire::{SEGMENT_PAGES, SegmentId};
 use super::place::Lending;
 use crate::core::content::frame::NO_HANDLE;
 
-/// Set in a frame's reference count: somebody may map it whom the ledger does not know, so its
-/// piece is never punched.
+/// In a reference count: somebody unknown may map it, so its piece is never punched.
 pub(super) const PINNED: u32 = 1 << 31;
 /// Segments of a store: a frame's number has 30 bits.
 pub(super) const MOST_SEGMENTS: usize = (1 << 30) / SEGMENT_PAGES as usize;
-/// The memory of a segment.
 pub(super) enum Memory {
     /// This daemon made it, and writes it.
     Own(StoreFile),
     /// It came back from an earlier daemon: it is read, and never written or punched.
     Adopted(OwnedFd, SharedMap),
-    /// It is a part of a snapshot's RAM, which nobody can change any more, in the order of the
-    /// pages.
+    /// A part of a snapshot's RAM, in the order of its pages, which nobody can change.
     Snapshot(OwnedFd, SharedMap),
 }
 
@@ -33,7 +30,8 @@ pub(crate) struct Segment {
     memory: Memory,
     /// The NUMA node that it lies on, where nodes are kept apart.
     pub(super) node: Option<u32>,
-    lending: Option<Lending>,
+    /// What it takes to lend its slots to files, if its file is of the kernel's store.
+    pub(crate) lending: Option<Lending>,
     /// Users of each slot, and [`PINNED`].
     pub(super) refs: Box<[AtomicU32]>,
     /// The handle in the index that stands for each slot, or [`NO_HANDLE`].
@@ -41,20 +39,10 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// A segment whose file another process may know already.
-    pub(super) fn new(id: SegmentId, memory: Memory, node: Option<u32>) -> Arc<Self> {
-        Self::of(id, memory, node, None)
-    }
-
-    pub(super) fn of(id: SegmentId, memory: Memory, node: Option<u32>, lending: Option<Lending>) -> Arc<Self> {
+    pub(super) fn new(id: SegmentId, memory: Memory, node: Option<u32>, lending: Option<Lending>) -> Arc<Self> {
         let atomics = |value| (0..SEGMENT_PAGES).map(|_| AtomicU32::new(value)).collect();
         let (refs, handles) = (atomics(0), atomics(NO_HANDLE));
         Arc::new(Self { id, memory, node, lending, refs, handles })
-    }
-
-    /// What it takes to lend its slots to files, if its file is of the kernel's store.
-    pub(crate) fn lending(&self) -> Option<&Lending> {
-        self.lending.as_ref()
     }
 
     /// Whether a slot is a frame that has users.
@@ -82,7 +70,6 @@ impl Segment {
         }
     }
 
-    /// Its file, if this daemon made it.
     pub(super) fn own(&self) -> Option<&StoreFile> {
         match &self.memory {
             Memory::Own(file) => Some(file),

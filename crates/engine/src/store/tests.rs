@@ -443,11 +443,11 @@ fn a_store_that_cannot_grow_says_why() {
     let store = store();
     let file = memfd::create_store("test", SEGMENT_PAGES as usize * PAGE_SIZE).unwrap();
     let file = memfd::StoreFile { writer: file.reader.try_clone().unwrap(), ..file };
-    store.add(Segment::new(7, Memory::Own(file), None)).unwrap();
+    store.add(Segment::new(7, Memory::Own(file), None, None)).unwrap();
     let why = Cursor::new(&store, None).put(&page(1), 1).unwrap_err();
     assert!(matches!(why, GrowError::Allocate(_)), "{why}");
 
-    let segment = store.segments()[0].clone();
+    let segment = store.segments.read()[0].clone();
     store.segments.write().resize(MOST_SEGMENTS, segment);
     let why = store.grow(None).unwrap_err();
     assert!(matches!(why, GrowError::Full(MOST_SEGMENTS)), "{why}");

@@ -13,7 +13,6 @@
 //! Names count from the root down to the guest's own group, and not below: there the guest, or the
 //! user that the group was delegated to, may make groups of any name.
 
-/// Where a process stands.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Place {
     /// The slice or partition, if it is one that an administrator made.
@@ -21,7 +20,6 @@ pub(super) struct Place {
     pub(super) unit: Unit,
 }
 
-/// What a group stands for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// The machine's name, as systemd or libvirt has it, and libvirt's number of the guest.

@@ -8,11 +8,9 @@ use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 
-/// Most bytes of a file. A guest's XML has some 20 KiB; a guest with hundreds of devices stays
-/// below.
+/// Most bytes of a file: the XML of a guest with hundreds of devices is shorter.
 const MOST: u64 = 1 << 20;
 
-/// Why a manager's file does not count.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
     #[error("{path} can't be read: {source}; see that it is there, and run the daemon as root")]

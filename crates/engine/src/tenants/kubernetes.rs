@@ -9,7 +9,6 @@ use crate::config::TenantBy;
 /// Where kubelet keeps the logs of pods.
 const PODS: &str = "var/log/pods";
 
-/// Why a pod's namespace is not known.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum KubernetesError {
     #[error(transparent)]
@@ -21,7 +20,6 @@ pub(super) enum KubernetesError {
     NotThere(String),
 }
 
-/// Namespace and name of a pod.
 pub(super) fn values(root: &Path, uid: &str) -> Result<Vec<(TenantBy, String)>, KubernetesError> {
     let directory = root.join(PODS);
     let cannot = |e| FileError::io(&directory, e);

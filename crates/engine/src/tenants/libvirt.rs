@@ -24,7 +24,6 @@ const NODES: u32 = 100_000;
 /// Namespaces of nova's metadata begin so; a version follows.
 const NOVA: &str = "http://openstack.org/xmlns/libvirt/nova/";
 
-/// Why a guest is not known.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LibvirtError {
     #[error(transparent)]
@@ -63,13 +62,11 @@ pub(super) fn values(root: &Path, pid: i32, id: Option<u32>) -> Result<Vec<(Tena
     Ok(values)
 }
 
-/// What a file says of its guest.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct State {
     id: u32,
     name: String,
     uuid: String,
-    /// nova's project id.
     project: Option<String>,
 }
 

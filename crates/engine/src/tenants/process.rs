@@ -45,8 +45,7 @@ pub(super) fn unknown(root: &Path, pid: i32, why: &str) -> Guest {
     guest
 }
 
-/// The time at which a process started; up to a second early, since the time of the boot is told in
-/// seconds.
+/// When a process started, up to a second early: the boot is told in seconds.
 pub(super) fn started(root: &Path, pid: i32) -> Option<SystemTime> {
     let boot = read_kernel(&root.join("proc/stat")).ok()?;
     let boot = boot.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())?;
@@ -55,8 +54,7 @@ pub(super) fn started(root: &Path, pid: i32) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(boot))?.checked_add(after)
 }
 
-/// When a process started, in clock ticks after boot: field 22 of `stat`. Field 2, the name, may
-/// hold any characters.
+/// Field 22 of `stat`, clock ticks after boot; field 2, the name, may hold anything.
 pub(super) fn start(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }

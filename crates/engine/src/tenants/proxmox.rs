@@ -6,7 +6,6 @@ use std::path::Path;
 use super::file::{self, FileError};
 use crate::config::TenantBy;
 
-/// What Proxmox knows of a guest.
 pub(super) fn values(root: &Path, vmid: &str) -> Result<Vec<(TenantBy, String)>, FileError> {
     let mut values = of_guest(&file::read(&root.join(format!("etc/pve/qemu-server/{vmid}.conf")))?);
     values.extend(pool(&file::read(&root.join("etc/pve/user.cfg"))?, vmid).map(|pool| (TenantBy::Pool, pool)));

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use kmem::seqpacket::Conn;
 
-use super::User;
+use super::{Claim, User};
 use crate::config::bounds::CLOSING_OF_USER;
 
 /// Descriptors of a user that are not closed yet.
@@ -21,13 +21,10 @@ pub(super) struct Closing {
     waiting: Vec<Open>,
     /// Descriptors that came with messages, with those that the thread has taken.
     count: usize,
-    /// There is a thread.
     runs: bool,
 }
 
-/// A descriptor to close.
 enum Open {
-    /// Came with a message.
     Fd(OwnedFd),
     /// Its [`Connection`] is about to be gone.
     Conn(Arc<Conn>),
@@ -37,11 +34,19 @@ enum Open {
 pub(crate) struct Connection {
     conn: Arc<Conn>,
     user: Arc<User>,
+    /// What it counts for its user.
+    _claim: Option<Claim>,
 }
 
 impl Connection {
     pub(crate) fn new(conn: Conn, user: Arc<User>) -> Self {
-        Self { conn: Arc::new(conn), user }
+        Self { conn: Arc::new(conn), user, _claim: None }
+    }
+
+    /// The same, of a client.
+    pub(crate) fn claimed(mut self, claim: Claim) -> Self {
+        self._claim = Some(claim);
+        self
     }
 }
 

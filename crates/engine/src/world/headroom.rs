@@ -15,6 +15,7 @@
 //! quarter more is there than the needs: the two states do not alternate.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
@@ -38,7 +39,6 @@ pub(crate) struct Demand {
     pub(crate) unmerged_pages: u64,
 }
 
-/// What the last look found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct View {
     /// Bytes that were available, with free swap space; `None`: not known.
@@ -64,30 +64,49 @@ struct State {
     view: View,
 }
 
-/// Looks at the headroom.
 #[derive(Default)]
-pub(crate) struct Headroom(Mutex<State>);
+pub(crate) struct Headroom {
+    state: Mutex<State>,
+    pub(crate) below: Below,
+}
+
+/// What files that are merged below their mappings save.
+#[derive(Default)]
+pub(crate) struct Below {
+    /// Pages that they save now.
+    pub(crate) pages: AtomicU64,
+    /// Pages that took memory of their own again, ever.
+    pub(crate) unmerged: AtomicU64,
+}
+
+impl Below {
+    pub(crate) fn set(&self, pages: u64, unmerged: u64) {
+        self.pages.store(pages, Relaxed);
+        self.unmerged.store(unmerged, Relaxed);
+    }
+}
 
 impl Headroom {
-    /// What there is now. Looks again if the last look is not of this second, or `anew`. `measure`
-    /// gives the demand, and the bytes that are available.
-    pub(crate) fn look(
-        &self,
-        now: Instant,
-        config: &Config,
-        anew: bool,
-        measure: impl FnOnce() -> (Demand, Option<u64>),
-    ) -> View {
-        let due = |state: &State| anew || state.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
-        if !due(&self.0.lock()) {
-            return self.0.lock().view.clone();
+    /// What there was within the last second; else `measure` gives demand and available bytes.
+    pub(crate) fn look(&self, now: Instant, config: &Config, measure: impl FnOnce() -> (Demand, Option<u64>)) -> View {
+        {
+            let state = self.state.lock();
+            if state.looked.is_some_and(|looked| now.duration_since(looked) < LOOK) {
+                return state.view.clone();
+            }
         }
         let (demand, available) = measure();
-        let mut state = self.0.lock();
+        self.look_anew(now, config, demand, available)
+    }
+
+    /// What there is now, by this demand, and these bytes that are available.
+    pub(crate) fn look_anew(&self, now: Instant, config: &Config, demand: Demand, available: Option<u64>) -> View {
+        let mut state = self.state.lock();
         state.looked = Some(now);
         let bytes_per_second = rate(&mut state.samples, now, demand.unmerged_pages);
         let was_short = state.view.short.is_some();
-        let short = available.and_then(|available| why_short(config, demand, available, bytes_per_second, was_short));
+        let margin = if was_short { RESUME } else { 1.0 };
+        let short = available.and_then(|available| why_short(config, demand, available, bytes_per_second, margin));
         match (&short, was_short) {
             (Some(why), false) => tracing::warn!("merging pauses: {why}"),
             (None, true) => tracing::info!("there is headroom again; merging goes on"),
@@ -113,9 +132,8 @@ fn rate(samples: &mut VecDeque<(Instant, u64)>, now: Instant, pages: u64) -> f64
     pages * PAGE_SIZE as f64 / now.duration_since(since).max(MINUTE).as_secs_f64()
 }
 
-/// Why the headroom is short. `was`: it was short before.
-fn why_short(config: &Config, demand: Demand, available: u64, bytes_per_second: f64, was: bool) -> Option<String> {
-    let margin = if was { RESUME } else { 1.0 };
+/// Why the headroom is short. `margin`: how much more than the needs there must be.
+fn why_short(config: &Config, demand: Demand, available: u64, bytes_per_second: f64, margin: f64) -> Option<String> {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     let available = available as f64;
     let all = demand.unmerge_bytes as f64;
@@ -159,8 +177,7 @@ mod tests {
         let config = Config { headroom_percent: 50.0, ..Config::default() };
         let headroom = Headroom::default();
         let now = Instant::now();
-        let short =
-            |available: u64| headroom.look(now, &config, true, || (demand(1000, 0), Some(available * MIB))).short;
+        let short = |available: u64| headroom.look_anew(now, &config, demand(1000, 0), Some(available * MIB)).short;
         assert_eq!(short(500), None);
         let why = short(499).unwrap();
         assert!(why.contains("499 MiB") && why.contains("1000 MiB") && why.contains("625 MiB"), "{why}");
@@ -175,7 +192,7 @@ mod tests {
         let now = Instant::now();
         let look = |second, unmerged| {
             let at = now + Duration::from_secs(second);
-            headroom.look(at, &config, false, || (demand(9000, unmerged), Some(1000 * MIB)))
+            headroom.look(at, &config, || (demand(9000, unmerged), Some(1000 * MIB)))
         };
         assert_eq!(look(0, 0).seconds(), None);
         let view = look(10, 600);
@@ -197,9 +214,9 @@ mod tests {
     fn nothing_is_short_where_the_operator_or_the_kernel_says_nothing() {
         let headroom = Headroom::default();
         let off = Config { headroom_percent: 0.0, headroom_seconds: 0.0, ..Config::default() };
-        let none = headroom.look(Instant::now(), &off, true, || (demand(1 << 20, 1 << 20), Some(0)));
+        let none = headroom.look_anew(Instant::now(), &off, demand(1 << 20, 1 << 20), Some(0));
         assert_eq!((none.short, none.available), (None, Some(0)));
-        let unknown = headroom.look(Instant::now(), &Config::default(), true, || (demand(1 << 20, 0), None));
+        let unknown = headroom.look_anew(Instant::now(), &Config::default(), demand(1 << 20, 0), None);
         assert_eq!(unknown.short, None);
     }
 }

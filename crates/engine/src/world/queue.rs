@@ -20,7 +20,6 @@ const SCAN: u32 = 2;
 /// The client is in the queue, or with a worker.
 const BUSY: u32 = 4;
 
-/// What a pass is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
     /// A merge period is over: it only looks which pages were written.
@@ -86,7 +85,6 @@ impl<C: TakesPasses> Waiting<C> {
     }
 }
 
-/// Clients that are due for a pass.
 pub(crate) struct Queue<C> {
     waiting: Mutex<Waiting<C>>,
     more: Condvar,
@@ -102,7 +100,6 @@ impl<C> Default for Queue<C> {
 }
 
 impl<C: TakesPasses> Queue<C> {
-    /// Requests a pass of `client`.
     pub(crate) fn ask(&self, client: &Arc<C>, pass: Pass) {
         let wanted = match pass {
             Pass::Scan => BUSY | SCAN,
@@ -118,7 +115,6 @@ impl<C: TakesPasses> Queue<C> {
         self.more.notify_one();
     }
 
-    /// Ends the workers.
     pub(crate) fn close(&self) {
         self.waiting.lock().closed = true;
         self.more.notify_all();
@@ -145,8 +141,7 @@ impl<C: TakesPasses> Queue<C> {
         }
     }
 
-    /// Gives the caller a pass of `client` at once. If the client waits for a pass it still gets
-    /// that one afterwards. `false`: another worker has it.
+    /// Gives a pass of `client` at once; a pass it waits for follows. `false`: a worker has it.
     pub(crate) fn claim(&self, client: &Arc<C>) -> bool {
         let mut waiting = self.waiting.lock();
         if client.passes().fetch_or(BUSY, AcqRel) & BUSY != 0 && !waiting.remove(client) {
@@ -156,7 +151,6 @@ impl<C: TakesPasses> Queue<C> {
         true
     }
 
-    /// The pass is over.
     pub(crate) fn done(&self, client: Arc<C>) {
         let user = client.user();
         if client.passes().compare_exchange(BUSY, 0, AcqRel, Acquire).is_err() {
@@ -170,8 +164,7 @@ impl<C: TakesPasses> Queue<C> {
         self.waiting.lock().clients.keys().any(|&other| other != user)
     }
 
-    /// A pass of this user is held up: it is not counted until its worker
-    /// [returns](Queue::returned).
+    /// A pass of this user is held up, and not counted until it [returns](Queue::returned).
     pub(crate) fn set_aside(&self, user: u32) {
         self.waiting.lock().count(user, -1);
     }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::shared::Shared;
 
-/// Searches of one user's domains at a time: each is a thread, and guests that start together
-/// search together.
+/// Searches of one user's domains at a time, a thread each: guests that start together.
 pub(crate) const SEARCHES: u32 = 128;
 
 /// A search under way; it counts until it is dropped.
@@ -48,9 +47,7 @@ mod tests {
 
     #[test]
     fn searches_of_one_user_are_counted_and_given_back() {
-        let directory = std::env::temp_dir();
-        let state_file = crate::world::state_file::StateFile::load(&directory).unwrap();
-        let shared = Arc::new(Shared::new(crate::config::Config::default(), state_file));
+        let shared = Arc::new(crate::world::shared::tests::shared());
         let begin = || Search::begin(&shared, Some(7));
         let mut searches: Vec<_> = (0..SEARCHES).map_while(|_| begin()).collect();
         assert_eq!(searches.len(), SEARCHES as usize);

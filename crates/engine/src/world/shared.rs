@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::AddAssign;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::time::Instant;
 
 use control::Histogram;
 use parking_lot::{Mutex, RwLock};
@@ -24,18 +24,12 @@ use crate::world::queue::{Queue, TakesPasses};
 use crate::world::stall::Stalls;
 use crate::world::state_file::StateFile;
 
-/// How often agents are charged: each time looks at every client.
-const CHARGE_EVERY: Duration = Duration::from_millis(1);
-
-/// What the threads share.
 pub(crate) struct Shared {
     config: RwLock<Arc<Config>>,
     pub(crate) queue: Queue<Client>,
     pub(crate) pacer: Pacer,
     pub(crate) stalls: Stalls,
     pub(crate) started: Instant,
-    /// When agents were last charged: microseconds after `started`.
-    charged: AtomicU64,
     clients: RwLock<Clients>,
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
     pub(crate) state_file: Mutex<StateFile>,
@@ -46,31 +40,9 @@ pub(crate) struct Shared {
     /// Searches for guests' RAM under way, by the user of the domain; see [`super::searches`].
     pub(crate) searches: Mutex<HashMap<Option<u32>, u32>>,
     pub(crate) headroom: Headroom,
-    pub(crate) below: Below,
 }
 
-/// What files that are merged below their mappings save, for the headroom.
-#[derive(Default)]
-pub(crate) struct Below {
-    pages: AtomicU64,
-    unmerged: AtomicU64,
-}
-
-impl Below {
-    /// Pages that they save now; pages that took memory of their own again, ever.
-    pub(crate) fn set(&self, pages: u64, unmerged: u64) {
-        self.pages.store(pages, Relaxed);
-        self.unmerged.store(unmerged, Relaxed);
-    }
-
-    /// Pages that took memory of their own again, ever.
-    pub(crate) fn unmerged(&self) -> u64 {
-        self.unmerged.load(Relaxed)
-    }
-}
-
-/// The clients, and what those that are gone leave behind: under one lock, so that a sum over both
-/// never has a client in neither, or in both.
+/// The clients and the sums of those gone, under one lock: a sum has each client once.
 #[derive(Default)]
 struct Clients {
     all: BTreeMap<ClientId, Arc<Client>>,
@@ -96,7 +68,7 @@ impl Sums {
         let state = client.state();
         let totals = &state.totals;
         Self {
-            cpu_ns: totals.agent_cpu_ns,
+            cpu_ns: state.flight.credit.charged_ns,
             merged: totals.merged + totals.zeroed,
             recycled: state.recycling.as_ref().map_or(0, |recycling| recycling.totals.pages),
             scans: totals.full_scans,
@@ -136,7 +108,6 @@ impl Shared {
             queue: Queue::default(),
             stalls: Stalls::default(),
             started: Instant::now(),
-            charged: AtomicU64::default(),
             clients: RwLock::default(),
             domains: Mutex::default(),
             state_file: Mutex::new(state_file),
@@ -144,11 +115,9 @@ impl Shared {
             frozen: Mutex::default(),
             searches: Mutex::default(),
             headroom: Headroom::default(),
-            below: Below::default(),
         }
     }
 
-    /// The settings that are in effect.
     pub(crate) fn config(&self) -> Arc<Config> {
         self.config.read().clone()
     }
@@ -174,7 +143,6 @@ impl Shared {
         self.queue.close();
     }
 
-    /// Whether the threads are to end.
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Relaxed)
     }
@@ -188,6 +156,11 @@ impl Shared {
         self.clients.read().all.get(&number).cloned()
     }
 
+    /// A client that is this process; while it reconnects there may be two.
+    pub(crate) fn client_of(&self, pid: i32) -> Option<Arc<Client>> {
+        self.clients.read().all.values().find(|client| client.pid == pid).cloned()
+    }
+
     pub(crate) fn clients(&self) -> Vec<Arc<Client>> {
         self.clients.read().all.values().cloned().collect()
     }
@@ -198,13 +171,9 @@ impl Shared {
         (clients.all.values().cloned().collect(), clients.gone)
     }
 
-    /// Charges the pacer with what agents have used and have in hand, at most once in
-    /// [`CHARGE_EVERY`].
+    /// Charges the pacer with agents' work, at most once in [`crate::pace::CHARGE_EVERY`].
     pub(crate) fn charge_agents(&self) {
-        let now = self.started.elapsed().as_micros() as u64;
-        let last = self.charged.load(Relaxed);
-        let due = last == 0 || now >= last + CHARGE_EVERY.as_micros() as u64;
-        if !due || self.charged.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_err() {
+        if !self.pacer.is_charge_due() {
             return;
         }
         let clients = self.clients.read();
@@ -258,7 +227,7 @@ impl Shared {
 
     /// Whether the host could give back what merging has saved. Looks again at most once a second.
     pub(crate) fn headroom(&self) -> View {
-        self.headroom.look(Instant::now(), &self.config(), false, || {
+        self.headroom.look(Instant::now(), &self.config(), || {
             let (clients, gone) = self.clients_and_gone();
             let (mut pages, mut unmerged) = (0, gone.unmerged);
             for client in clients {
@@ -268,9 +237,9 @@ impl Shared {
                 pages += counts.map(|counts| counts.merged + counts.zero + counts.recycled).sum::<u64>();
             }
             let frames: u64 = self.domains().iter().map(|domain| domain.store.usage().frames).sum();
-            let pages = pages.saturating_sub(frames) + self.below.pages.load(Relaxed);
+            let pages = pages.saturating_sub(frames) + self.headroom.below.pages.load(Relaxed);
             let unmerge_bytes = pages * kmem::PAGE_SIZE as u64;
-            unmerged += self.below.unmerged();
+            unmerged += self.headroom.below.unmerged.load(Relaxed);
             (Demand { unmerge_bytes, unmerged_pages: unmerged }, available())
         })
     }
@@ -286,9 +255,7 @@ impl Shared {
     }
 
     /// The domain of this name, made if it is missing.
-    ///
-    /// # Errors
-    /// [`DomainError::TooMany`]: its user has as many as it may have.
+    /// `Err`: [`DomainError::TooMany`]: its user has as many as it may have.
     pub(crate) fn domain(&self, key: DomainKey) -> Result<Arc<Domain>, DomainError> {
         let mut domains = self.domains.lock();
         if let Some(known) = domains.get(&key) {
@@ -320,15 +287,19 @@ fn available() -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::client::scanning::tests::client;
     use crate::tenants::Tenant;
 
+    /// What all threads share, with the default settings.
+    pub(crate) fn shared() -> Shared {
+        Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap())
+    }
+
     #[test]
     fn a_sum_over_all_clients_never_goes_back_when_one_of_them_goes() {
-        let directory = tempfile::tempdir().unwrap();
-        let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
+        let shared = shared();
         let (client, _agent) = client();
         client.state().totals.full_scans = 1;
         let (client, ends) = (Arc::new(client), AtomicBool::new(false));
@@ -356,8 +327,7 @@ mod tests {
 
     #[test]
     fn a_user_makes_64_domains_at_most_and_empty_ones_are_forgotten() {
-        let directory = tempfile::tempdir().unwrap();
-        let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
+        let shared = shared();
         let most = Config::default().user_domains;
         let key = |name: usize, uid| DomainKey::named(uid, &name.to_string());
         let mut held: Vec<_> = (0..most).map(|n| shared.domain(key(n, Some(7))).unwrap()).collect();

@@ -1,9 +1,9 @@
 //! Workers that a client's memory holds up, and users whose memory is left alone for that.
 //!
-//! A worker sleeps in a client's memory while a page comes from swap, or from a file that is mapped
-//! there and does not answer; also while the client keeps its address space locked. No call can be
-//! told to give up. So a worker notes when it enters a client's memory ([`Slot::touch`]), and a
-//! watch looks at the notes every few milliseconds while there is work:
+//! A worker sleeps in a client's memory while a page comes from swap, or from a mapped file that
+//! does not answer, or while the client keeps its address space locked. No call can be told to
+//! give up. So a worker notes when it enters ([`touch`]), and a watch looks at the notes every few
+//! milliseconds while there is work:
 //!
 //! ```text
 //!   worker:  enter ──▶ read, scan ──▶ leave              a note each, no lock
@@ -32,8 +32,7 @@ const LIMIT: Duration = Duration::from_millis(20);
 /// The same for a worker that waits for another thread to leave a client's memory: `pageone dirty`
 /// may scan a large client for as long as tens of milliseconds.
 const LIMIT_OF_WAITS: Duration = Duration::from_millis(500);
-/// How often the watch looks. A worker is held up for at most [`LIMIT`] and twice this: it is first
-/// seen, and later found.
+/// How often the watch looks: held up for [`LIMIT`] and twice this at most.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 /// A user that held up a worker is left alone for this multiple of that time: it may cost one
 /// worker a twentieth of its time. Where the worker waited for the lock of the address space, it is
@@ -42,11 +41,9 @@ pub(crate) const TICK: Duration = Duration::from_millis(10);
 const REST: u32 = 20;
 
 thread_local! {
-    /// The worker that this thread is.
     static MINE: RefCell<Option<Arc<Slot>>> = const { RefCell::new(None) };
 }
 
-/// A worker.
 pub(crate) struct Slot {
     tid: i32,
     base: Instant,
@@ -54,8 +51,9 @@ pub(crate) struct Slot {
     since: AtomicU64,
     /// The user whose memory that is.
     uid: AtomicU32,
-    /// It only waits there.
-    waits: AtomicBool,
+    /// How long it may sleep there.
+    /// How long it may sleep there, in milliseconds.
+    limit_ms: AtomicU64,
     /// When the watch first saw it in this memory.
     seen: Mutex<Option<Sight>>,
     /// Another worker has its place, and the memory of this user is why.
@@ -74,8 +72,7 @@ struct Sight {
 }
 
 impl Slot {
-    /// How long it has slept in a client's memory since the watch first saw it there, if it sleeps
-    /// now and that is too long.
+    /// How long it slept since the watch first saw it in this memory, if that is too long.
     fn overslept(&self) -> Option<Duration> {
         let since = self.since.load(Acquire);
         let now = Instant::now();
@@ -85,30 +82,30 @@ impl Slot {
             return None;
         };
         self.held_up().filter(|_| is_asleep(self.tid))?;
-        let limit = if self.waits.load(Relaxed) { LIMIT_OF_WAITS } else { LIMIT };
         let slept = (now - sight.at).saturating_sub(active(self.tid).saturating_sub(sight.active));
-        Some(slept).filter(|&slept| slept > limit)
+        Some(slept).filter(|&slept| slept > self.limit())
     }
 
     /// How long it has been in a client's memory, if that is too long.
     fn held_up(&self) -> Option<Duration> {
         let since = Some(self.since.load(Acquire)).filter(|&since| since > 0)?;
         let time = self.base.elapsed().saturating_sub(Duration::from_nanos(since));
-        let limit = if self.waits.load(Relaxed) { LIMIT_OF_WAITS } else { LIMIT };
-        Some(time).filter(|&time| time > limit)
+        Some(time).filter(|&time| time > self.limit())
     }
 
-    /// Does something that is watched.
-    fn note<R>(&self, uid: u32, waits: bool, act: impl FnOnce() -> R) -> R {
+    fn limit(&self) -> Duration {
+        Duration::from_millis(self.limit_ms.load(Relaxed))
+    }
+
+    fn note<R>(&self, uid: u32, limit: Duration, act: impl FnOnce() -> R) -> R {
         self.uid.store(uid, Relaxed);
-        self.waits.store(waits, Relaxed);
+        self.limit_ms.store(limit.as_millis() as u64, Relaxed);
         self.since.store((self.base.elapsed().as_nanos() as u64).max(1), Release);
         let result = act();
         self.since.store(0, Release);
         result
     }
 
-    /// Whether another worker has its place.
     pub(crate) fn is_replaced(&self) -> bool {
         self.replaced.load(Acquire)
     }
@@ -128,16 +125,15 @@ pub(crate) fn touch<R>(uid: u32, act: impl FnOnce() -> R) -> Option<R> {
         if mine.is_replaced() {
             return None;
         }
-        let result = mine.note(uid, false, act);
+        let result = mine.note(uid, LIMIT, act);
         (!mine.is_replaced()).then_some(result)
     })
 }
 
-/// Waits until another thread has left the memory of a client of this user, which may take for
-/// ever.
+/// Waits until another thread has left a client's memory, which may take for ever.
 pub(crate) fn wait<R>(uid: u32, act: impl FnOnce() -> R) -> R {
     MINE.with_borrow(|mine| match mine {
-        Some(mine) => mine.note(uid, true, act),
+        Some(mine) => mine.note(uid, LIMIT_OF_WAITS, act),
         None => act(),
     })
 }
@@ -168,7 +164,7 @@ impl Stalls {
             base: Instant::now(),
             since: AtomicU64::new(0),
             uid: AtomicU32::new(0),
-            waits: AtomicBool::new(false),
+            limit_ms: AtomicU64::new(0),
             seen: Mutex::new(None),
             replaced: AtomicBool::new(false),
             blamed: AtomicU32::new(0),
@@ -310,6 +306,7 @@ mod tests {
             stop.store(true, Relaxed);
         });
     }
+
     #[test]
     fn a_worker_that_is_slow_and_sleeps_little_is_not_replaced() {
         let stalls = Stalls::default();

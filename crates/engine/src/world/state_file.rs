@@ -15,9 +15,7 @@ pub(crate) struct StateFile {
     path: PathBuf,
     known: BTreeMap<SegmentId, String>,
     written: BTreeMap<SegmentId, String>,
-    /// Made by earlier daemons.
     earlier: BTreeSet<SegmentId>,
-    /// The last attempt to write it failed.
     fails: bool,
 }
 
@@ -37,7 +35,6 @@ impl StateFile {
         Ok(Self { path, written: known.clone(), earlier: known.keys().copied().collect(), known, fails: false })
     }
 
-    /// Whether a daemon has made it.
     pub(crate) fn has(&self, segment: SegmentId) -> bool {
         self.known.contains_key(&segment)
     }

@@ -6,18 +6,15 @@ use std::time::{Duration, Instant};
 use wire::{ToAgent, VERSION};
 
 use crate::client::Client;
-use crate::client::sweeps::Session;
-use crate::core::recycle::device::{self, ANSWER_TIME, Guest, Monitor, PlugError, SessionError};
+use crate::core::recycle::device::{self, ANSWER_TIME, Guest, PlugError, SessionError};
 use crate::core::recycle::state::Device;
 use crate::users::log_of;
 use crate::world::shared::Shared;
 
 /// How long an agent may take to make room in its socket.
 const SEND_TIME: Duration = Duration::from_secs(10);
-/// Pause between two attempts to send.
 const SEND_STEP: Duration = Duration::from_millis(5);
 
-/// A client with an agent.
 pub(crate) struct OfClient<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) client: &'a Arc<Client>,
@@ -47,7 +44,7 @@ impl Guest for OfClient<'_> {
     }
 
     fn pool_len(&self) -> u64 {
-        self.client.state().recycling.as_ref().map_or(0, |recycling| recycling.pool_len())
+        self.client.state().recycling.as_ref().map_or(0, |recycling| recycling.marks.len())
     }
 
     fn forget_recycled(&self) {
@@ -72,43 +69,22 @@ impl Guest for OfClient<'_> {
     }
 }
 
-/// Unplugs a client's device.
-pub(crate) fn pause(shared: &Shared, client: &Arc<Client>) -> Result<(), PlugError> {
-    let session = begin(client)?;
-    let goes_on = || !shared.stopping() && client.state().link.is_up();
-    device::unplug(&OfClient { shared, client }, &mut open(client, &session, &goes_on)?)
-}
-
-/// Plugs a client's device in, with a new pool.
-pub(crate) fn resume(shared: &Shared, client: &Arc<Client>) -> Result<(), PlugError> {
-    let session = begin(client)?;
-    let goes_on = || !shared.stopping() && client.state().link.is_up();
-    device::plug_again(&OfClient { shared, client }, &mut open(client, &session, &goes_on)?)
-}
-
-fn begin(client: &Arc<Client>) -> Result<Session, PlugError> {
-    let session = client.session()?;
+/// Unplugs a client's device, or plugs it in with a new pool.
+pub(crate) fn plug(shared: &Shared, client: &Arc<Client>, act: device::Act) -> Result<(), PlugError> {
+    let (session, pid) = (client.session()?, client.pid);
     // Its agent would not know the message.
     if client.version < ToAgent::RenewPool.since() {
-        let (theirs, pid) = (client.version, client.pid);
+        let theirs = client.version;
         let why =
             format!("the agent in process {pid} speaks protocol {theirs}, and {VERSION} is needed; start it again");
         return Err(PlugError::NoDevice(why));
     }
-    Ok(session)
+    let socket = session.socket().ok_or(SessionError::NoMonitor(pid))?;
+    let goes_on = || !shared.stopping() && client.state().link.is_up();
+    act(&OfClient { shared, client }, &mut device::monitor(pid, socket, &goes_on)?)
 }
 
-fn open<'a>(
-    client: &Client,
-    session: &'a Session,
-    goes_on: &'a (dyn Fn() -> bool + Sync),
-) -> Result<Monitor<'a>, PlugError> {
-    let socket = session.socket().ok_or(PlugError::NoDevice(SessionError::NoMonitor(client.pid).to_string()))?;
-    device::monitor(client.pid, socket, goes_on)
-}
-
-/// Sends a message, and waits where the socket is full. `false`: the client is gone, or the daemon
-/// ends, or the time is over.
+/// Sends a message, waiting for room. `false`: client or daemon end, or the time is over.
 pub(crate) fn send(shared: &Shared, client: &Client, message: &[u8]) -> bool {
     let deadline = Instant::now() + SEND_TIME;
     while !shared.stopping() && Instant::now() < deadline && client.state().link.is_up() {
@@ -135,13 +111,8 @@ mod tests {
 
     use super::*;
     use crate::client::scanning::tests::client;
-    use crate::config::Config;
     use crate::core::ledger::free_pages::tests::pool;
-    use crate::world::state_file::StateFile;
-
-    fn shared() -> Shared {
-        Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap())
-    }
+    use crate::world::shared::tests::shared;
 
     /// A client whose QEMU is in this state and has no device now, and its agent's end of the
     /// connection.
@@ -170,20 +141,20 @@ mod tests {
     fn a_device_that_cannot_come_or_go_is_an_error_with_the_reason() {
         let shared = shared();
         let plain = Arc::new(client().0);
-        let why = pause(&shared, &plain).unwrap_err();
+        let why = plug(&shared, &plain, device::unplug).unwrap_err();
         assert!(matches!(&why, PlugError::NoDevice(why) if why.contains("has no device for free pages")), "{why}");
 
         let (client, _agent) = guest("inmigrate");
-        let why = resume(&shared, &client).unwrap_err();
+        let why = plug(&shared, &client, device::plug_again).unwrap_err();
         assert!(matches!(why, PlugError::Incoming(_)), "{why}");
         let session = client.session().unwrap();
-        let why = pause(&shared, &client).unwrap_err();
+        let why = plug(&shared, &client, device::unplug).unwrap_err();
         assert!(matches!(&why, PlugError::Busy(why) if why.contains("its device is being plugged")), "{why}");
         drop(session);
 
         let (client, agent) = guest("running");
         drop(agent);
-        let why = pause(&shared, &client).unwrap_err();
+        let why = plug(&shared, &client, device::unplug).unwrap_err();
         assert!(matches!(why, PlugError::Agent(_)), "{why}");
     }
 }

@@ -25,14 +25,14 @@ use super::requests::Outgoing;
 use crate::client::Client;
 use crate::client::batch::Target;
 use crate::core::content::frame::Frame;
-use crate::core::content::index::{Place, Seen, Sighting};
+use crate::core::content::index::{Place, Sighting};
+use crate::core::merge::lookup::{self as merge, Found};
 use crate::store::{Cursor, GrowError, Store};
 use crate::world::shared::Shared;
 
 /// From this many neighbours of one content on, replicas are worth their memory.
 const REPLICATE: u32 = 16;
 
-/// A page of a chunk, as it is looked up.
 #[derive(Clone, Copy)]
 pub(super) struct Candidate {
     here: Sighting,
@@ -41,8 +41,6 @@ pub(super) struct Candidate {
     /// The NUMA node of the page, where nodes are kept apart.
     node: Option<u32>,
     key: u64,
-    /// The handle under which the content was found.
-    known: Option<u32>,
 }
 
 /// Neighbouring pages with one content, up to the page looked up last.
@@ -67,7 +65,6 @@ impl DuplicateRun {
     }
 }
 
-/// Where frames of each NUMA node are made.
 struct Cursors<'a> {
     store: &'a Store,
     of_nodes: BTreeMap<Option<u32>, Cursor<'a>>,
@@ -79,25 +76,17 @@ impl<'a> Cursors<'a> {
     }
 }
 
-/// Looks a client's pages up.
 pub(super) struct Lookup<'a> {
     shared: &'a Shared,
     client: &'a Arc<Client>,
     cursors: Cursors<'a>,
     duplicates: DuplicateRun,
-    /// The handle that the next page's content may have: contents that were sighted one after the
-    /// other have consecutive handles.
-    hint: u32,
-    /// Of the chunk in hand: the handles that its contents were found under.
-    handles: Vec<Option<u32>>,
-    /// Of the chunk in hand, if its bytes were read: whose content one other page was sighted with
-    /// before these were looked up.
+    known: merge::Lookup,
+    /// Of the chunk in hand, if its bytes were read: whose content one other page was sighted with.
     sighted: Vec<bool>,
-    /// The verdicts on the pages of the last chunk.
     pub(super) verdicts: Vec<(PageNo, Verdict)>,
     /// Contents that were new, of small pages, since this was last set to 0.
     pub(super) firsts: usize,
-    /// Merge requests to other clients.
     pub(super) requests: Outgoing,
 }
 
@@ -108,8 +97,7 @@ impl<'a> Lookup<'a> {
             client,
             cursors: Cursors { store: &client.domain.store, of_nodes: BTreeMap::new() },
             duplicates: DuplicateRun::default(),
-            hint: 0,
-            handles: Vec::new(),
+            known: merge::Lookup::default(),
             sighted: Vec::new(),
             verdicts: Vec::new(),
             firsts: 0,
@@ -118,9 +106,7 @@ impl<'a> Lookup<'a> {
     }
 
     /// Looks the pages of a chunk up and fills [`Lookup::verdicts`].
-    ///
-    /// # Errors
-    /// The store is full. The verdicts on the pages before stand.
+    /// `Err`: the store is full. The verdicts on the pages before stand.
     pub(super) fn look_up(&mut self, chunk: &mut Chunk<'_>) -> Result<(), GrowError> {
         self.verdicts.clear();
         let nowhere = self.find_all(chunk);
@@ -134,7 +120,7 @@ impl<'a> Lookup<'a> {
                 continue;
             };
             let here = Sighting { client: self.client.number, region: chunk.region, page };
-            let candidate = Candidate { here, at, node: chunk.node(at), key, known: self.handles[at] };
+            let candidate = Candidate { here, at, node: chunk.node(at), key };
             let verdict = if in_huge.binary_search(&page).is_ok() {
                 self.look_up_huge(candidate)
             } else {
@@ -158,20 +144,19 @@ impl<'a> Lookup<'a> {
                 None => nowhere.push(at),
             }
         }
-        domain.index.find(chunk.keys, self.hint, &mut self.handles);
+        self.known.begin(&domain.index, chunk.keys);
         self.sighted.clear();
         if !chunk.read_bytes().is_empty() {
-            let place = |key: u64, handle: Option<u32>| domain.index.place(handle?, key);
-            let is_sighted =
-                |(&key, &handle): (&u64, &Option<u32>)| matches!(place(key, handle), Some(Place::Sighted(_)));
-            self.sighted.extend(chunk.keys.iter().zip(&self.handles).map(is_sighted));
+            let place = |(at, &key): (usize, &u64)| self.known.place(&domain.index, at, key);
+            let is_sighted = |page| matches!(place(page), Some(Place::Sighted(_)));
+            self.sighted.extend(chunk.keys.iter().enumerate().map(is_sighted));
         }
         nowhere
     }
 
     /// Pages of a chunk in huge pages that are not to be split yet, ascending.
     fn in_huge_pages(&self, chunk: &Chunk<'_>) -> Vec<PageNo> {
-        if self.client.huge_page_share > 0.0
+        if self.client.huge_pages.share > 0.0
             && let Some(region) = self.client.state().regions.get(&chunk.region)
         {
             return chunk.pages.iter().copied().filter(|&page| region.keeps_huge(page)).collect();
@@ -180,9 +165,9 @@ impl<'a> Lookup<'a> {
     }
 
     fn look_up_page(&mut self, candidate: Candidate, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
-        let Candidate { here, at, node, key, .. } = candidate;
+        let Candidate { here, at, node, key } = candidate;
         let domain = &self.client.domain;
-        if key == domain.zero_digest() {
+        if key == domain.zero_digest {
             return Ok(Verdict::Merge(Target::Zero));
         }
         self.duplicates.add(here.region, here.page, key);
@@ -203,20 +188,17 @@ impl<'a> Lookup<'a> {
 
     /// The frame of a content; makes one where the content was sighted elsewhere.
     fn find(&mut self, candidate: Candidate, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
-        let Candidate { here, at, node, key, known } = candidate;
+        let Candidate { here, at, node, key } = candidate;
         let domain = &self.client.domain;
-        let handle = match known {
-            Some(handle) => handle,
-            None => match domain.index.add(key, Place::Sighted(here)) {
-                Some(Seen::First(handle)) => return self.first(candidate, handle, chunk),
-                Some(Seen::Known(handle)) => handle,
-                None => return Ok(Verdict::Nothing),
-            },
+        let (handle, place) = match self.known.see(&domain.index, at, key, here) {
+            Found::New(handle) | Found::Own(handle) => return self.first(candidate, handle, chunk),
+            Found::At(handle, place) => (handle, place),
+            Found::Leaving => return Ok(Verdict::Nothing),
         };
-        self.hint = handle + 1;
         // A second try settles the case that another pass promoted the sighting meanwhile.
+        let mut place = Some(place);
         for _ in 0..2 {
-            match domain.index.place(handle, key) {
+            match place {
                 Some(Place::Frame(frame)) if domain.store.try_ref(frame) => {
                     return Ok(Verdict::Merge(Target::Frame(frame)));
                 }
@@ -235,6 +217,7 @@ impl<'a> Lookup<'a> {
                 }
                 _ => return Ok(Verdict::Nothing),
             }
+            place = domain.index.place(handle, key);
         }
         Ok(Verdict::Nothing)
     }
@@ -242,7 +225,7 @@ impl<'a> Lookup<'a> {
     /// A content that no other page of a client has. Where a file's page has it, it becomes a
     /// frame, which will be lent to the files; this page is its user.
     fn first(&mut self, candidate: Candidate, handle: u32, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
-        let Candidate { here, at, node, key, .. } = candidate;
+        let Candidate { here, at, node, key } = candidate;
         let domain = &self.client.domain;
         if !domain.is_in_files(key) {
             return Ok(Verdict::First(handle));
@@ -262,31 +245,24 @@ impl<'a> Lookup<'a> {
     }
 
     /// Whether a page could be merged that is in a huge page which is not to be split yet.
-    fn look_up_huge(&mut self, Candidate { here, key, known, .. }: Candidate) -> Verdict {
+    fn look_up_huge(&mut self, Candidate { here, at, key, .. }: Candidate) -> Verdict {
         let domain = &self.client.domain;
-        if key == domain.zero_digest() {
+        if key == domain.zero_digest {
             return Verdict::Kept;
         }
-        let handle = match known.map(Seen::Known).or_else(|| domain.index.add(key, Place::Sighted(here))) {
-            Some(Seen::First(handle)) => return Verdict::First(handle),
-            Some(Seen::Known(handle)) => handle,
-            None => return Verdict::Nothing,
-        };
-        self.hint = handle + 1;
-        match domain.index.place(handle, key) {
-            Some(Place::Sighted(there)) if there == here => Verdict::First(handle),
-            Some(Place::Sighted(there)) => {
+        match self.known.see(&domain.index, at, key, here) {
+            Found::New(handle) | Found::Own(handle) => Verdict::First(handle),
+            Found::At(handle, Place::Sighted(there)) => {
                 self.requests.seen_elsewhere(self.shared, domain, there, handle);
                 Verdict::Kept
             }
-            Some(Place::Frame(_)) => Verdict::Kept,
-            Some(Place::Below(_)) | None => Verdict::Nothing,
+            Found::At(_, Place::Frame(_)) => Verdict::Kept,
+            Found::At(_, Place::Below(_)) | Found::Leaving => Verdict::Nothing,
         }
     }
 }
 
-/// The page at `at` and those behind it whose content was sighted, in pieces without gaps, with
-/// their keys.
+/// The page at `at` and later ones that were sighted, in pieces without gaps, with their keys.
 fn pieces<'b>(
     pages: &'b [[u8; PAGE_SIZE]],
     keys: &'b [u64],
@@ -305,9 +281,8 @@ fn pieces<'b>(
 mod tests {
     use super::*;
     use crate::client::scanning::tests::client;
-    use crate::config::Config;
     use crate::store::domain::InFiles;
-    use crate::world::state_file::StateFile;
+    use crate::world::shared::tests::shared;
 
     #[test]
     fn pages_that_will_become_frames_come_in_pieces() {
@@ -337,8 +312,7 @@ mod tests {
 
     #[test]
     fn a_page_whose_content_files_have_becomes_a_frame_at_once() {
-        let directory = tempfile::tempdir().unwrap();
-        let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
+        let shared = shared();
         let (client, _agent) = client();
         let client = Arc::new(client);
         let domain = &client.domain;

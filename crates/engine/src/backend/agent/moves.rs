@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use wire::{PageNo, RegionId, Run};
 
+use super::Stop;
 use super::plan::{BATCH, Plan};
-use super::requests::Unserved;
-use super::send;
 use crate::client::Client;
 use crate::client::batch::Target;
 use crate::core::ledger::Entry;
@@ -21,7 +20,7 @@ const WALK: usize = 1 << 16;
 
 /// Plans and sends the pages of `client` that map frames of pieces that are evacuated, as long as
 /// its agent has room. Each is a user of both frames until its agent has reported.
-pub(super) fn serve(shared: &Shared, client: &Client) -> Result<(), Unserved> {
+pub(super) fn serve(shared: &Shared, client: &Client) -> Result<(), Stop> {
     let begin = Instant::now();
     if !client.domain.compaction.is_active() || begin < client.state().schedule.next_walk {
         return Ok(());
@@ -31,9 +30,9 @@ pub(super) fn serve(shared: &Shared, client: &Client) -> Result<(), Unserved> {
         let mut from = PageNo(0);
         while let Some((plan, next)) = plan(client, id, from) {
             if !plan.runs.is_empty() {
-                send::send(shared, client, id, plan)?;
+                plan.send(shared, client, id)?;
                 if client.is_full() {
-                    return Err(Unserved::Full);
+                    return Err(Stop::Full);
                 }
             }
             from = next;
@@ -44,8 +43,7 @@ pub(super) fn serve(shared: &Shared, client: &Client) -> Result<(), Unserved> {
     Ok(())
 }
 
-/// Plans the next pages of a region, from a page on. Also returns where to go on; `None`: no page
-/// is left.
+/// Plans pages of a region from one on. Also returns where to go on; `None`: none is left.
 fn plan(client: &Client, id: RegionId, from: PageNo) -> Option<(Plan, PageNo)> {
     let domain = &client.domain;
     let state = client.state();
@@ -75,15 +73,14 @@ mod tests {
 
     use super::*;
     use crate::client::scanning::tests::client;
-    use crate::config::Config;
     use crate::store::Cursor;
-    use crate::world::state_file::StateFile;
+    use crate::world::shared::tests::shared;
 
     const ID: RegionId = RegionId(1);
 
     #[test]
     fn all_pages_of_an_evacuated_frame_move_and_are_looked_for_once_a_period() {
-        let shared = Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap());
+        let shared = shared();
         let (client, _agent) = client();
         let region = ToDaemon::RegionAdded { region: ID, start: 1 << 30, len: (PAGE_SIZE as u64) << 20 };
         client.apply(region, &mut Vec::new()).unwrap();

@@ -8,71 +8,27 @@
 //!
 //! *Digests.* Where most contents were new, the next pages are not read but the agent is asked for
 //! their digests ([`super::read`]). *Predictions.* Where page after page equalled frame after
-//! frame, the next pages are planned without being read ([`super::predict`]).
+//! frame, the next pages are planned without being read ([`crate::core::merge::predict`]).
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use wire::{PageNo, RegionId, Run};
 
 use super::lookup::Lookup;
-use super::plan::Plan;
-use super::predict::{nodes, plan_ahead};
-use super::read::{Picked, Reader, Unreadable};
-use super::requests::{self, Unserved};
-use super::send::{self, Gone};
-use super::{moves, period, read};
+use super::plan::{Plan, nodes, plan_ahead, undo};
+use super::read::{Picked, Reader};
+use super::{Stop, moves, period, read, requests};
 use crate::client::Client;
 use crate::client::batch::Target;
 use crate::client::send::Then;
 use crate::config::bounds::TURN;
-use crate::core::content::index::ClientId;
 use crate::core::merge::pass::{self, Steps};
 use crate::core::merge::predict::Prediction;
-use crate::store::GrowError;
 use crate::world::queue;
 use crate::world::shared::Shared;
 
 pub(crate) use read::Buffers;
-
-/// Why a pass ended early. Only `Fatal` needs an operator.
-enum Stop {
-    /// The agent does not answer, or the client is gone.
-    Client,
-    /// The agent has enough to do.
-    Full,
-    /// A client of another user waits, and this pass has had its time.
-    Turn,
-    /// The store is full for now.
-    Store(GrowError),
-    /// The client cannot be read; the text says why.
-    Fatal(String),
-}
-
-impl From<Unreadable> for Stop {
-    fn from(why: Unreadable) -> Self {
-        match why {
-            Unreadable::Gone | Unreadable::HeldUp => Self::Client,
-            Unreadable::Nodes(why) => Self::Fatal(why.to_string()),
-        }
-    }
-}
-
-impl From<Gone> for Stop {
-    fn from(Gone: Gone) -> Self {
-        Self::Client
-    }
-}
-
-impl From<Unserved> for Stop {
-    fn from(why: Unserved) -> Self {
-        match why {
-            Unserved::Full => Self::Full,
-            Unserved::Gone => Self::Client,
-        }
-    }
-}
 
 /// One pass of `client`. Where a merge period has passed it only looks which pages were written,
 /// and another follows that reads.
@@ -98,17 +54,19 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
         return;
     }
     let mut pass = Pass::new(shared, client);
-    pass.lookup.requests.resume(std::mem::take(&mut client.state().flight.to_notify));
+    pass.lookup.requests.notify = std::mem::take(&mut client.state().flight.to_notify);
     // Requests come last, and other clients are notified of theirs when all is read, or when many
     // are consecutive: many pages together make fewer windows.
     let read = pass.read_candidates(buffers);
     let result = match read {
         Ok(()) | Err(Stop::Turn) => {
-            requests::serve(shared, client).and_then(|()| moves::serve(shared, client)).map_err(Stop::from).and(read)
+            requests::serve(shared, client).and_then(|()| moves::serve(shared, client)).and(read)
         }
         Err(stop) => Err(stop),
     };
-    let to_notify = pass.end();
+    let to_notify = std::mem::take(&mut pass.lookup.requests.notify);
+    // Gives back the slots that were reserved for frames.
+    drop(pass);
     if matches!(result, Err(Stop::Turn)) {
         shared.queue.ask(client, queue::Pass::GoOn);
     }
@@ -164,12 +122,6 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Gives back the slots that were reserved for frames. Returns the clients to notify of
-    /// requests.
-    fn end(self) -> HashSet<ClientId> {
-        self.lookup.requests.into_clients()
-    }
-
     /// Reads every candidate once. Each client begins at another place of its regions. Two clients
     /// that hold the same content in the same order would else be read side by side and be first by
     /// turns, which leaves frames of both in a pattern without runs.
@@ -192,7 +144,7 @@ impl<'a> Pass<'a> {
         let (shared, client) = (self.shared, self.client);
         let mut range = OfRange { pass: self, id, end: pages.end(), plan: Plan::default(), buffers };
         let result = pass::run(&mut range, &shared.pace(client.user.uid), pages.page);
-        send::send(shared, client, id, range.plan)?;
+        range.plan.send(shared, client, id)?;
         result
     }
 
@@ -208,7 +160,7 @@ impl<'a> Pass<'a> {
     ) -> Option<(u32, Option<Picked>)> {
         let nodes = nodes(&self.prediction, self.client, id, range);
         let mut state = self.client.state();
-        let goes_on = state.link.is_up() && !state.tracking.is_frozen() && state.refusals.why().is_none();
+        let goes_on = state.link.is_up() && !state.tracking.is_frozen() && state.refusals.why.is_none();
         let is_idle = state.flight.is_empty();
         let region = state.regions.get_mut(&id)?;
         let predicted = match self.prediction.reach(range.page) {
@@ -239,7 +191,6 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The candidates of some pages of a region.
 struct OfRange<'p, 'a> {
     pass: &'p mut Pass<'a>,
     id: RegionId,
@@ -265,13 +216,13 @@ impl Steps for OfRange<'_, '_> {
         let Some((predicted, picked)) = self.pass.pick(self.id, range, &mut self.plan, self.buffers) else {
             return Ok(None);
         };
-        Ok(Some((picked, u64::from(predicted) + self.buffers.picked() as u64)))
+        Ok(Some((picked, u64::from(predicted) + self.buffers.pages.len() as u64)))
     }
 
     fn merge(&mut self, picked: Option<Picked>) -> Result<Option<PageNo>, Stop> {
         let Self { pass, id, plan, buffers, .. } = self;
         let Some(picked) = picked else {
-            send::undo(pass.client, *id, &std::mem::take(plan).runs, Then::Restart);
+            undo(pass.client, *id, &std::mem::take(plan).runs, Then::Restart);
             return Err(Stop::Client);
         };
         let Some(last) = picked.last else { return Ok(None) };
@@ -280,7 +231,7 @@ impl Steps for OfRange<'_, '_> {
         pass.lookup.requests.serve_long_run(pass.shared, pass.client);
         result?;
         if plan.is_full() {
-            send::send(pass.shared, pass.client, *id, std::mem::take(plan))?;
+            std::mem::take(plan).send(pass.shared, pass.client, *id)?;
         }
         Ok(Some(last + 1))
     }

@@ -30,8 +30,11 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     let Some(status) = touch(client.user.uid, || kmem::procfs::status(Some(client.pid))) else { return false };
     let mut state = wait(client.user.uid, || client.settled());
     let now = Instant::now();
-    let late = state.flight.is_late(now, PATIENCE);
-    state.link.set_stalled(late);
+    if state.flight.is_late(now, PATIENCE) {
+        state.link.stall()
+    } else {
+        state.link.resume()
+    }
     let is_idle = |state: &State| state.link.is_up() && !state.tracking.is_frozen() && state.flight.is_empty();
     if !is_idle(&state) || now < state.schedule.next_scan {
         return false;
@@ -81,14 +84,14 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
 /// Looks for direct I/O, unless that is known. Takes the client's lock, but not while it looks.
 /// `cooldown`: `direct_io_seconds`; 0: pages do not cool down.
 fn look_for_direct_io(client: &Client, cooldown: f64) {
-    if cooldown == 0.0 || !client.state().direct_io.is_due(Instant::now()) {
+    if cooldown == 0.0 || !client.state().schedule.direct_io.is_due(Instant::now()) {
         return;
     }
     let held_up = || Some("files that do not answer".to_owned());
     let why = touch(client.user.uid, || kmem::procfs::unpinned_io(client.pid)).unwrap_or_else(held_up);
     let mut state = client.state();
-    if state.direct_io.looked(why, Duration::from_secs_f64(cooldown), Instant::now()) {
-        let over = state.direct_io.why().map_or("", String::as_str);
+    if state.schedule.direct_io.looked(why, Duration::from_secs_f64(cooldown), Instant::now()) {
+        let over = state.schedule.direct_io.why().map_or("", String::as_str);
         tracing::info!(pid = client.pid, "pages wait {cooldown} s after a write: direct I/O over {over}");
     }
 }

@@ -27,7 +27,6 @@ use crate::world::shared::Shared;
 const UNMANAGED: &str = "none of it is memory that the agent manages. RAM that other processes map (share=on, as vhost-user and virtiofsd \
     need) and RAM that is not to be merged (mem-merge=off, merge=off) cannot be taken back: start QEMU without these, or use \
     virtio-balloon's free-page-reporting=on instead of --ppr";
-/// Why the guest's RAM could not be located.
 #[derive(Debug, thiserror::Error)]
 enum RamError {
     #[error(transparent)]

@@ -13,27 +13,25 @@ use kmem::procmem::Gone;
 use rustix::io::Errno;
 use wire::{PageNo, RegionId, Run};
 
+use super::Stop;
 use crate::client::Client;
 use crate::core::ledger::Region;
 use crate::world::stall::touch;
 
-/// Pages read at a time.
 const CHUNK: usize = 128;
 /// Pages that the agent is asked about at a time.
 const ASK: usize = 512;
-/// Requests for digests under way at a time.
 const AHEAD: usize = 2;
 /// Fewer pages than this are read from outside: asking the agent would not pay.
 const FEW: usize = 64;
 /// Pages read behind predicted ones.
 const PROBE: usize = 4;
 
-/// A worker's buffers.
 pub(crate) struct Buffers {
     bytes: Vec<u8>,
     page: Box<[u8; PAGE_SIZE]>,
     /// What was picked.
-    pages: Vec<PageNo>,
+    pub(super) pages: Vec<PageNo>,
     addresses: Vec<usize>,
     /// Of the first pages; those of the others are not known yet.
     digests: Vec<u64>,
@@ -49,30 +47,7 @@ impl Buffers {
             digests: Vec::new(),
         }
     }
-
-    /// How many pages were picked.
-    pub(super) fn picked(&self) -> usize {
-        self.pages.len()
-    }
 }
-
-/// Why a client cannot be read.
-#[derive(Debug)]
-pub(super) enum Unreadable {
-    /// Its process is gone.
-    Gone,
-    /// This worker was held up in its memory; another has its place.
-    HeldUp,
-    Nodes(NodesUnknown),
-}
-
-/// The kernel does not say on which NUMA nodes a client's pages lie.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the kernel does not tell the NUMA nodes of its pages (move_pages: {0}), and merge_across_nodes = false keeps nodes apart; \
-     run the daemon with CAP_SYS_PTRACE and without a filter on that call, or set merge_across_nodes = true"
-)]
-pub(super) struct NodesUnknown(std::io::Error);
 
 /// Pages of one region whose bytes or digests are at hand.
 pub(super) struct Chunk<'b> {
@@ -110,7 +85,6 @@ impl Chunk<'_> {
         self.nodes.get(at).copied().flatten()
     }
 
-    /// The bytes of all pages, if they were read.
     pub(super) fn read_bytes(&self) -> &[[u8; PAGE_SIZE]] {
         match self.source {
             Source::Read(pages) => pages,
@@ -118,15 +92,14 @@ impl Chunk<'_> {
         }
     }
 
-    /// The bytes of one page, read now if they were not before. `None`: it can't be read, or its
-    /// content is not what its agent said.
+    /// The bytes of a page, read now if not before. `None`: unreadable, or not what its agent said.
     pub(super) fn bytes(&mut self, client: &Client, at: usize) -> Option<&[u8; PAGE_SIZE]> {
         let (node, key) = (self.node(at), *self.keys.get(at)?);
         match &mut self.source {
             Source::Read(pages) => pages.get(at),
             Source::Client { addresses, buffer } => {
                 let page = &addresses[at..at + 1];
-                let read = || client.memory.read_pages(&client.control, page, &mut buffer[..]);
+                let read = || client.memory.read_pages(page, &mut buffer[..]);
                 let read = touch(client.user.uid, read);
                 let domain = &client.domain;
                 // A frame under a wrong key would keep others from merging that content.
@@ -140,15 +113,19 @@ impl Chunk<'_> {
 /// The NUMA nodes that pages of a client lie on, one for one; empty where nodes are not kept apart.
 /// The kernel takes no descriptor for this, only a process number. If that belongs to another
 /// program now, the nodes are wrong, and none of its memory is read.
-pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Option<u32>>, Unreadable> {
+pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Option<u32>>, Stop> {
     let mut nodes = Vec::new();
     if client.domain.store.by_node
-        && let Err(e) = touch(client.user.uid, || kmem::numa::nodes_of(client.pid, addresses, &mut nodes))
-            .ok_or(Unreadable::HeldUp)?
+        && let Err(e) =
+            touch(client.user.uid, || kmem::numa::nodes_of(client.pid, addresses, &mut nodes)).ok_or(Stop::Client)?
     {
         return Err(match Errno::from_io_error(&e) {
-            Some(Errno::SRCH) => Unreadable::Gone,
-            _ => Unreadable::Nodes(NodesUnknown(e)),
+            Some(Errno::SRCH) => Stop::Client,
+            _ => Stop::Fatal(format!(
+                "the kernel does not tell the NUMA nodes of its pages (move_pages: {e}), and merge_across_nodes = false keeps \
+                 nodes apart; run the daemon with CAP_SYS_PTRACE and without a filter on that call, or set merge_across_nodes \
+                 = true"
+            )),
         });
     }
     Ok(nodes)
@@ -170,7 +147,6 @@ pub(super) struct Picked {
     to_ask: Vec<Vec<PageNo>>,
 }
 
-/// Reads a client's candidates.
 pub(super) struct Reader<'a> {
     client: &'a Client,
     /// What the agent was asked about, in the order of the pages.
@@ -238,8 +214,7 @@ impl<'a> Reader<'a> {
         Picked { last, asked, to_ask }
     }
 
-    /// What to ask the agent about: candidates of the range, or those that follow what it was asked
-    /// about last.
+    /// What to ask the agent about: candidates that follow what it was asked about last.
     fn to_ask(&self, region: &mut Region, range: Run) -> Vec<Vec<PageNo>> {
         let mut from = self.ahead.back().and_then(|last| last.pages.last()).map_or(range.page, |&last| last + 1);
         let mut to_ask = Vec::new();
@@ -258,7 +233,7 @@ impl<'a> Reader<'a> {
     /// the answer; without one the pages are read from outside.
     pub(super) fn exchange(&mut self, id: RegionId, picked: Picked, buffers: &mut Buffers) {
         for pages in picked.to_ask {
-            let seed = self.client.domain.seed();
+            let seed = self.client.domain.seed.get();
             let Some(request) = self.client.answers.ask(&self.client.conn, id, seed, &pages) else { break };
             self.ahead.push_back(Ahead { request, pages });
         }
@@ -278,7 +253,7 @@ impl<'a> Reader<'a> {
         region: RegionId,
         done: &mut usize,
         buffers: &'b mut Buffers,
-    ) -> Result<Option<Chunk<'b>>, Unreadable> {
+    ) -> Result<Option<Chunk<'b>>, Stop> {
         let Buffers { bytes, page: buffer, pages, addresses, digests } = buffers;
         let first = *done;
         if first == 0 && !digests.is_empty() {
@@ -298,11 +273,11 @@ impl<'a> Reader<'a> {
         }
         let addresses = &addresses[first..(first + CHUNK).min(pages.len())];
         let client = self.client;
-        let read = touch(client.user.uid, || client.memory.read_pages(&client.control, addresses, bytes));
+        let read = touch(client.user.uid, || client.memory.read_pages(addresses, bytes));
         if read.is_none() {
             client.memory.held_up();
         }
-        let read = read.ok_or(Unreadable::HeldUp)?.map_err(|Gone| Unreadable::Gone)?;
+        let read = read.ok_or(Stop::Client)?.map_err(|Gone| Stop::Client)?;
         let (read_pages, _) = bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
         digests.clear();
         digests.extend(read_pages.iter().map(|bytes| self.client.domain.digest(bytes)));
@@ -343,12 +318,10 @@ mod tests {
                 nodes_of(&client, &[0]).unwrap_err()
             };
             let why = std::thread::scope(|scope| scope.spawn(as_nobody).join()).unwrap();
-            assert!(
-                matches!(&why, Unreadable::Nodes(why) if why.to_string().contains("set merge_across_nodes = true"))
-            );
+            assert!(matches!(&why, Stop::Fatal(why) if why.contains("set merge_across_nodes = true")), "{why:?}");
             process.kill().unwrap();
             process.wait().unwrap();
-            assert!(matches!(nodes_of(&client, &[0]), Err(Unreadable::Gone)));
+            assert!(matches!(nodes_of(&client, &[0]), Err(Stop::Client)));
         });
     }
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use wire::{PageNo, RegionId};
 
+use super::Stop;
 use super::plan::{BATCH, Plan};
-use super::send::{self, Gone};
 use crate::client::Client;
 use crate::client::batch::Target;
 use crate::client::requests::Request;
@@ -23,25 +23,11 @@ use crate::store::domain::Domain;
 use crate::world::queue::Pass;
 use crate::world::shared::Shared;
 
-/// Why requests were not all served.
-pub(super) enum Unserved {
-    /// The agent has enough to do; the others wait.
-    Full,
-    /// The client is gone, or does not answer; the others are dropped.
-    Gone,
-}
-
-impl From<Gone> for Unserved {
-    fn from(Gone: Gone) -> Self {
-        Self::Gone
-    }
-}
-
 /// The requests of a pass to other clients.
 #[derive(Default)]
 pub(super) struct Outgoing {
     /// Clients to notify when the pass is over.
-    notify: HashSet<ClientId>,
+    pub(super) notify: HashSet<ClientId>,
     run: RequestRun,
 }
 
@@ -65,16 +51,6 @@ impl RequestRun {
 }
 
 impl Outgoing {
-    /// Takes over the clients that a pass before this one has not notified.
-    pub(super) fn resume(&mut self, notify: HashSet<ClientId>) {
-        self.notify = notify;
-    }
-
-    /// The clients to notify.
-    pub(super) fn into_clients(self) -> HashSet<ClientId> {
-        self.notify
-    }
-
     /// Asks the client of a sighting to use a frame, which counts the page as a user.
     pub(super) fn request(
         &mut self,
@@ -90,8 +66,7 @@ impl Outgoing {
         }
     }
 
-    /// Tells the client of a sighting that its content was seen here too, in a huge page that is
-    /// not split yet.
+    /// The content of a sighting was seen here too, in a huge page that is not split yet.
     pub(super) fn seen_elsewhere(&mut self, shared: &Shared, domain: &Arc<Domain>, there: Sighting, handle: u32) {
         if let Some(other) = shared.client(there.client).filter(|other| Arc::ptr_eq(&other.domain, domain)) {
             other.requests.add_seen_elsewhere(there, handle);
@@ -115,9 +90,8 @@ impl Outgoing {
     }
 }
 
-/// Plans and sends the pages of `client` that other clients' passes made frames of, as long as its
-/// agent has room.
-pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserved> {
+/// Plans and sends the pages that other passes made frames of, as long as the agent has room.
+pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Stop> {
     if count_seen_elsewhere(client) {
         shared.queue.ask(client, Pass::GoOn);
     }
@@ -131,7 +105,7 @@ pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserve
             left.iter().for_each(|&request| {
                 client.requests.add(request).unwrap_or_else(|back| client.domain.release(back.frame))
             });
-            return Err(Unserved::Full);
+            return Err(Stop::Full);
         }
         let count = left.partition_point(|request| request.region == id).min(BATCH as usize);
         let (now, later) = left.split_at(count);
@@ -140,19 +114,16 @@ pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserve
         if given_up {
             shared.queue.ask(client, Pass::GoOn);
         }
-        if let Err(gone) = send::send(shared, client, id, plan) {
-            left.iter().for_each(|request| client.domain.release(request.frame));
-            return Err(gone.into());
-        }
+        plan.send(shared, client, id)
+            .inspect_err(|_| left.iter().for_each(|request| client.domain.release(request.frame)))?;
     }
     Ok(())
 }
 
-/// Plans requests for pages of one region, ascending. Also returns whether a huge page is given up
-/// with that, so that there are new candidates.
+/// Plans requests, ascending. Also returns whether a huge page is given up: new candidates.
 fn plan(client: &Client, id: RegionId, requests: &[Request]) -> (Plan, bool) {
     let mut state = client.state();
-    let mut plan = Plan { min_run: state.budget.min_run(), ..Plan::default() };
+    let mut plan = Plan { min_run: state.budget.min_run, ..Plan::default() };
     let mut given_up = false;
     for request in requests {
         let region = state.regions.get_mut(&id).filter(|r| r.entry(request.page) == Entry::Unshared(request.handle));
@@ -174,8 +145,7 @@ fn plan(client: &Client, id: RegionId, requests: &[Request]) -> (Plan, bool) {
     (plan, given_up)
 }
 
-/// Counts what was seen elsewhere among what can be merged of huge pages here. Whether one is given
-/// up with that.
+/// Counts what was seen elsewhere among what huge pages here can merge. Whether one is given up.
 fn count_seen_elsewhere(client: &Client) -> bool {
     let seen = client.requests.take_seen_elsewhere();
     if seen.is_empty() {

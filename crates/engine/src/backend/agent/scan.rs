@@ -12,23 +12,21 @@
 //!                      └──▶ ledger           entries, ages
 //! ```
 //!
-//! The client's lock is held to apply findings, and not while the kernel scans. Between a system
-//! call and its findings' way into the ledger, the state may change:
+//! The client's lock is held to apply findings, and not while the kernel scans. Meanwhile the
+//! state may change:
 //!
-//! - *Batches* neither begin nor are under way. A scan begins only when nothing is outstanding, and
-//!   [`Client::send_batch`] waits for its end. So no page becomes merged meanwhile. It must not:
-//!   the scan has cleared the note that a page was written or pinned, and only the findings say so.
-//! - *Freezes*, and other scans, wait for the end too: a freeze takes the change log, which lacks
-//!   what was not applied yet.
+//! - *Batches* neither begin nor are under way: a scan begins when nothing is outstanding, and
+//!   [`Client::send_batch`] waits for its end. No page must become merged: the scan has cleared
+//!   the note that it was written or pinned, and only the findings say so.
+//! - *Freezes*, and other scans, wait too: a freeze takes the change log, which lacks what was not
+//!   applied yet.
 //! - *Discarded and recycled pages* are noted, and findings on them are dropped
-//!   ([`crate::client::scanning`]). Their entry is what the agent said last. The next scan finds
-//!   those that were filled meanwhile.
-//! - *Regions* may shrink, go, and come. Findings on a region that is gone, or is another one by
-//!   the same number, are dropped; a new region is scanned next time, from its first page.
-//! - *The client* may disconnect or be reaped: it has no regions then.
+//!   ([`crate::client::scanning`]). The next scan finds those that were filled meanwhile.
+//! - *Regions* may shrink, go, and come, and the client may be reaped. Findings on a region that
+//!   is gone, or another one by the same number, are dropped; a new region is scanned next time.
 //!
-//! The program itself writes at any time, as it did under the lock: such a page is found by the
-//! next scan, or differs when the agent compares it.
+//! The program writes at any time: such a page is found by the next scan, or differs when the
+//! agent compares it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -44,7 +42,7 @@ use wire::{PageNo, RegionId, Run};
 
 use crate::client::scanning::without;
 use crate::client::{Client, State};
-use crate::core::ledger::written::{HugePolicy, Unmerged};
+use crate::core::ledger::written::Unmerged;
 use crate::core::ledger::{Cool, Entry, Region};
 use crate::world::stall::touch;
 
@@ -75,7 +73,6 @@ const PROTECTED: Query = Query {
     check_wp_async: false,
 };
 
-/// What a scan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScanFor {
     /// A merge period has passed: every page gets older, or young again.
@@ -95,18 +92,15 @@ struct Written {
 }
 
 impl Written {
-    /// Nothing yet, of a region.
     fn of(id: RegionId, region: &Region) -> Self {
         let &Region { start, pages, first_scan, .. } = region;
         Self { region: id, start, pages, first_scan, runs: Vec::new() }
     }
 
-    /// The memory of the region.
     fn range(&self) -> Range {
         self.range_of(Run::new(PageNo(0), self.pages))
     }
 
-    /// The memory of some of its pages.
     fn range_of(&self, run: Run) -> Range {
         Range::new(self.start as usize + run.page.index() * PAGE_SIZE, run.len as usize * PAGE_SIZE)
     }
@@ -123,11 +117,9 @@ impl Written {
 impl Client {
     /// Scans every region for pages written since the last time, re-protecting them in the same
     /// step. `state` must be [settled](Client::settled); it is unlocked meanwhile.
-    ///
     /// Returns how many pages were written, or are new.
     ///
-    /// # Errors
-    /// Those of `PAGEMAP_SCAN`; `EBUSY`: this worker was held up in the client's memory. What was
+    /// `Err`: `PAGEMAP_SCAN`'s; `EBUSY`: this worker was held up in the client's memory. What was
     /// found until then is entered; the change log is lost.
     pub(crate) fn scan(&self, state: &mut MutexGuard<'_, State>, scan_for: ScanFor) -> Result<u64, Errno> {
         if state.tracking.is_frozen() {
@@ -216,20 +208,19 @@ impl Client {
             let pages = swapped.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE));
             for page in pages.take(MOST_SWAPPED) {
                 // A failure shows in the next scan: the page is not present then.
-                let _ = touch(self.user.uid, || self.memory.space().read(page, &mut [0])).ok_or(Errno::BUSY)?;
+                let _ = touch(self.user.uid, || self.memory.space.read(page, &mut [0])).ok_or(Errno::BUSY)?;
             }
             self.scan_again(&swapped, &mut |run| written.runs.push(run))
         })
     }
 
-    /// Asks the kernel for the categories of pages that a scan has found, and whether they belong
-    /// to a file.
+    /// Asks for the categories of pages that a scan has found, and whether they belong to a file.
     fn scan_again(&self, runs: &[PageRun], found: &mut dyn FnMut(PageRun)) -> Result<(), Errno> {
         let returned = RETURNED | Categories::FILE | Categories::SWAPPED;
         let query = Query { any_of: POPULATED, returned, ..Query::default() };
         runs.iter().try_for_each(|run| {
             let range = Range::new(run.start, run.end - run.start);
-            let scan = || self.pagemap.scan(range, &query, &mut |run| found(run)).map(drop);
+            let scan = || self.memory.pagemap.scan(range, &query, &mut |run| found(run)).map(drop);
             touch(self.user.uid, scan).ok_or(Errno::BUSY)?
         })
     }
@@ -237,7 +228,7 @@ impl Client {
     /// Enters findings into the ledger, but for pages that the agent has reported on since.
     fn enter(&self, state: &mut State, written: &Written, scan_for: ScanFor) {
         let overtaken = state.overtaken();
-        let cool = if state.direct_io.why().is_some() { Cool::All } else { Cool::Copies };
+        let cool = if state.schedule.direct_io.why().is_some() { Cool::All } else { Cool::Copies };
         let Some(region) = written.ledger(&mut state.regions) else { return };
         let mut unmerged = Unmerged::default();
         for &run in &written.runs {
@@ -252,8 +243,7 @@ impl Client {
     }
 
     fn found_written(&self, id: RegionId, region: &mut Region, run: Run, is: Categories) -> Unmerged {
-        let policy = HugePolicy { pages: self.huge_pages, share: self.huge_page_share };
-        region.found_written(run, is, policy, |page, entry| self.drop_entry(id, page, entry))
+        region.found_written(run, is, self.huge_pages, |page, entry| self.drop_entry(id, page, entry))
     }
 
     /// Scans part by part, each short enough: while the kernel scans, an agent that maps has to
@@ -278,7 +268,7 @@ impl Client {
             let end = ((start + len) & !(HUGE_PAGE_SIZE - 1)).min(range.end());
             let part = Range::new(start, end - start);
             let begin = Instant::now();
-            touch(self.user.uid, || self.pagemap.scan_sparing(part, query, spare, &mut |run| found.push(run)))
+            touch(self.user.uid, || self.memory.pagemap.scan_sparing(part, query, spare, &mut |run| found.push(run)))
                 .ok_or(Errno::BUSY)??;
             let time = begin.elapsed();
             start = part.end();
@@ -303,7 +293,7 @@ impl Client {
             returned: RETURNED,
             ..Query::default()
         };
-        let all_cool = state.direct_io.why().is_some();
+        let all_cool = state.schedule.direct_io.why().is_some();
         let regions: Vec<RegionId> = state.regions.keys().copied().collect();
         for id in regions {
             let Some(region) = state.regions.get_mut(&id) else { continue };

@@ -34,8 +34,7 @@ pub(crate) fn tick(shared: &Shared) -> Option<Instant> {
     next
 }
 
-/// Looks at one client, and asks for a sweep where one is due. Returns when to look again; `None`:
-/// never.
+/// Asks one client for a sweep where one is due. Returns when to look again; `None`: never.
 fn look(shared: &Shared, client: &Client, sweeps: &mut Sweeps, now: Instant) -> Option<Instant> {
     if now >= sweeps.due
         && let Some(monitor) = sweeps.idle_monitor()

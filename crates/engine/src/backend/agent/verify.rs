@@ -19,7 +19,6 @@ use crate::config::bounds::UNMAPPED_REGIONS;
 use crate::core::ledger::Region;
 use crate::world::stall::{touch, wait};
 
-/// Why regions could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum VerifyError {
     #[error("its mappings cannot be read: {0}")]

@@ -8,9 +8,8 @@ use rustix::io::Errno;
 use wire::PageNo;
 
 use super::loans::{Loans, Segment};
-use crate::backend::module::contents::Contents;
-use crate::backend::module::frames::make_frames_of;
-use crate::backend::module::neighbour::Neighbour;
+use crate::backend::module::contents::{Contents, Neighbour};
+use crate::backend::module::settle::make_frames_of;
 use crate::core::content::index::{ClientId, Place};
 use crate::core::ledger::Entry;
 use crate::store::domain::{Domain, InFiles};
@@ -36,7 +35,6 @@ impl Bridge {
         bridge
     }
 
-    /// Whether it is between these.
     pub(super) fn is_between(&self, contents: &Arc<Contents>, domain: &Arc<Domain>) -> bool {
         Arc::ptr_eq(&self.contents, contents) && std::ptr::eq(self.domain.as_ptr(), Arc::as_ptr(domain))
     }

@@ -15,9 +15,8 @@ use wire::PageNo;
 use crate::backend::module::USER;
 use crate::backend::module::contents::Contents;
 use crate::backend::module::file::{File, Kind};
-use crate::backend::module::frames::become_frames;
 use crate::backend::module::look::{Lookup, candidates};
-use crate::backend::module::settle::settle;
+use crate::backend::module::settle::{become_frames, settle};
 use crate::core::content::index::{ClientId, Place, Sighting};
 use crate::core::merge::pass::{self, Steps};
 use crate::world::shared::Shared;
@@ -39,17 +38,14 @@ pub(super) struct Loans {
     loans: Mutex<HashMap<u32, Loan>>,
     /// Contents whose pages are to join the lent frame, and the rounds in which they were asked.
     joins: Mutex<BTreeMap<u32, u8>>,
-    /// The numbers of segments.
     segments: RwLock<HashSet<ClientId>>,
 }
 
 impl Loans {
-    /// A segment has this number.
     pub(super) fn open(&self, segment: ClientId) {
         self.segments.write().insert(segment);
     }
 
-    /// A segment is gone.
     pub(super) fn close(&self, segment: ClientId) {
         self.segments.write().remove(&segment);
     }
@@ -78,8 +74,7 @@ impl Loans {
         }
     }
 
-    /// Takes the contents whose pages are to join the lent frame, and in how many rounds they were
-    /// asked before.
+    /// Takes the contents whose pages are to join, and in how many rounds they were asked before.
     pub(super) fn take_joins(&self) -> BTreeMap<u32, u8> {
         std::mem::take(&mut *self.joins.lock())
     }
@@ -88,7 +83,6 @@ impl Loans {
 /// A segment, as a file: its slots are lent, and merged with no frame.
 pub(super) type Segment = File<Slots>;
 
-/// Its pages are slots of a store.
 pub(super) struct Slots(pub(super) Arc<Loans>);
 
 impl Kind for Slots {
@@ -121,7 +115,6 @@ impl Kind for Slots {
     }
 }
 
-/// A pass over a segment.
 struct Lend<'a> {
     segment: &'a Segment,
     loans: &'a Loans,
@@ -129,9 +122,7 @@ struct Lend<'a> {
 }
 
 /// Looks at every slot that changed once.
-///
-/// # Errors
-/// The segment is gone, or the kernel has no memory.
+/// `Err`: the segment is gone, or the kernel has no memory.
 pub(super) fn lend(shared: &Shared, segment: &Segment) -> Result<(), Errno> {
     let mut lend = Lend { segment, loans: &segment.kind.0, lookup: Lookup::default() };
     pass::run(&mut lend, &shared.pace(USER), PageNo(0))

@@ -26,19 +26,17 @@ use crate::store::{Lending, Segment};
 use crate::world::shared::Shared;
 
 /// The calls on the kernel's store.
-struct OnStore(Arc<Store>);
-
-impl Kernel for OnStore {
+impl Kernel for Store {
     fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
-        self.0.mount().harvest(id, start, bits)
+        self.mount().harvest(id, start, bits)
     }
 
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno> {
-        self.0.mount().digest(ask, out)
+        self.mount().digest(ask, out)
     }
 
     fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno> {
-        self.0.mount().merge(id, entries)
+        self.mount().merge(id, entries)
     }
 
     fn punch(&self, _: u64, _: &[Run], _: &mut dyn FnMut(Run)) -> Result<(), Errno> {
@@ -73,7 +71,7 @@ impl StoreKernel {
 impl Kernel for StoreKernel {
     fn harvest(&self, _: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
         let (_domain, segment) = self.segment()?;
-        segment.lending().map(|lending| lending.take_changed(start, bits)).ok_or(Errno::SRCH)
+        segment.lending.as_ref().map(|lending| lending.take_changed(start, bits)).ok_or(Errno::SRCH)
     }
 
     /// Slots that are no frames are not looked at.
@@ -127,7 +125,6 @@ impl Stores {
         self.bridges.iter().flat_map(|bridge| bridge.segments.read().values().cloned().collect::<Vec<_>>())
     }
 
-    /// Slots that are lent.
     pub(super) fn pages_lent(&self) -> u64 {
         self.segments().map(|segment| segment.state().region.counts().merged).sum()
     }
@@ -159,7 +156,7 @@ impl Stores {
                 bridge
             });
             let found = |(first, segment): (Frame, Arc<Segment>)| {
-                let Some(Lending { store: Some(kernel), file, .. }) = segment.lending() else { return None };
+                let Some(Lending { store: Some(kernel), file, .. }) = &segment.lending else { return None };
                 let (kernel, file) = (kernel.clone(), *file);
                 Some(Found { domain: domain.clone(), first, segment, kernel, file })
             };
@@ -168,13 +165,11 @@ impl Stores {
     }
 }
 
-/// A segment that is there now.
 struct Found {
     domain: Arc<Domain>,
     first: Frame,
     segment: Arc<Segment>,
     kernel: Arc<Store>,
-    /// The kernel's id of its file.
     file: u64,
 }
 
@@ -212,13 +207,11 @@ impl Bridge {
         }
     }
 
-    /// A segment, as a file.
     fn slots(&self, found: &Found, number: ClientId) -> Result<Slots, LedgerError> {
         let Found { domain, first, segment, kernel, file } = found;
         let mut listed = Listed::default();
         (listed.id, listed.inode, listed.size) = (*file, segment.id, u64::from(SEGMENT_PAGES) * PAGE_SIZE as u64);
-        let calls = Arc::new(OnStore(kernel.clone()));
-        let slots = self.open(&listed, number, Arc::new(StoreKernel::new(domain, *first, segment, calls)))?;
+        let slots = self.open(&listed, number, Arc::new(StoreKernel::new(domain, *first, segment, kernel.clone())))?;
         // What changed before was told to another file, or to none.
         segment.changes_all();
         Ok(slots)

@@ -161,7 +161,7 @@ fn users_keep_the_frame_of_a_slot_that_dies_and_join_the_next() {
     assert_eq!(world.fake.0.lock().frames.len(), 1);
     world.files.values().for_each(|file| file.reap());
     world.segments().iter().for_each(|segment| segment.reap());
-    assert_eq!(world.contents.len(), 0);
+    assert_eq!(world.contents.index.len(), 0);
     assert_eq!(world.bridge.loans.frame(0), None);
 }
 

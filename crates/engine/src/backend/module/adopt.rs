@@ -17,9 +17,7 @@ pub(super) type Known = HashMap<u64, u32>;
 impl<K: Kind> File<K> {
     /// Enters the pages that are merged into the ledger, and their contents into the index. `pause`
     /// is called before each chunk: the kernel digests the private pages in it, too.
-    ///
-    /// # Errors
-    /// The file is gone, or its mount.
+    /// `Err`: the file is gone, or its mount.
     pub(super) fn adopt(&self, known: &mut Known, pause: impl Fn()) -> Result<(), Errno> {
         let pages = self.state().region.pages;
         let mut from = 0;
@@ -39,9 +37,7 @@ impl<K: Kind> File<K> {
     }
 
     /// These pages use these frames, and the ledger does not know it.
-    ///
-    /// # Errors
-    /// The file is gone, or its mount.
+    /// `Err`: the file is gone, or its mount.
     pub(super) fn adopt_pages(&self, used: &[(PageNo, u64)], known: &mut Known) -> Result<(), Errno> {
         let new = used.iter().filter(|(_, frame)| !known.contains_key(frame));
         // One page of each frame, in the order of the pages.

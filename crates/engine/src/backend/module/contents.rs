@@ -1,13 +1,17 @@
 //! What the files of a domain hold: an index of digests, and how many pages use each content.
+//! Clients of a domain of the same name lend them frames ([`crate::backend::lend`]).
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
+use wire::PageNo;
 
-use super::neighbour::Neighbour;
-use crate::core::content::index::{Index, Place, Sighting};
+use crate::core::content::index::{ClientId, Index, Place, Sighting};
 use crate::core::content::seed::Seed;
+use crate::world::shared::Shared;
 
 /// Counts in a chunk, which is allocated as a whole: 256 KiB.
 const CHUNK: u32 = 1 << 16;
@@ -16,7 +20,25 @@ const CHUNKS: usize = 1 << 14;
 /// The content is being forgotten: nobody may use it any more.
 const LEAVING: u32 = u32::MAX;
 
-/// The contents of the files of mounts with one domain.
+/// What the other back end does about what files hold. Each call is about many pages.
+pub(crate) trait Neighbour: Send + Sync {
+    /// Contents with these digests are new in files.
+    fn sighted(&self, shared: &Shared, digests: &[u64]);
+
+    /// These contents, by their handles, have these frames, which were made of files' pages.
+    fn framed(&self, frames: &[(u32, u64)]);
+
+    /// Makes frames of pages that are no file's, and enters them. Each was sighted with the content
+    /// behind its handle.
+    /// `Err`: the segment is gone, or the kernel has no memory.
+    fn make_frames(
+        &self,
+        number: ClientId,
+        pages: BTreeMap<PageNo, u32>,
+        frames: &mut HashMap<u32, u64>,
+    ) -> Result<(), Errno>;
+}
+
 pub(crate) struct Contents {
     pub(crate) index: Index,
     /// Pages that use each content, by its handle.
@@ -28,7 +50,6 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// `seed`: of the digests.
     pub(crate) fn new(seed: Seed) -> Self {
         Self {
             index: Index::new(),
@@ -38,12 +59,10 @@ impl Contents {
         }
     }
 
-    /// There are clients with the same name.
     pub(crate) fn set_neighbour(&self, neighbour: Weak<dyn Neighbour>) {
         *self.neighbour.lock() = Some(neighbour);
     }
 
-    /// The clients with the same name, if there are any.
     pub(super) fn neighbour(&self) -> Option<Arc<dyn Neighbour>> {
         self.neighbour.lock().as_ref()?.upgrade()
     }
@@ -61,14 +80,12 @@ impl Contents {
         chunk.get((handle % CHUNK) as usize)
     }
 
-    /// How many pages use the content.
     pub(crate) fn users_of(&self, handle: u32) -> u32 {
         let users = self.users(handle).map_or(0, |users| users.load(Acquire));
         if users == LEAVING { 0 } else { users }
     }
 
-    /// One more page uses the content, which is not forgotten from then on. `false`: it is being
-    /// forgotten. It may have been before: the index tells.
+    /// One more page uses the content, which then stays. `false`: it is being forgotten just now.
     pub(crate) fn enter(&self, handle: u32) -> bool {
         let more = |users: u32| (users < LEAVING - 1).then(|| users + 1);
         self.users(handle).is_some_and(|users| users.fetch_update(AcqRel, Acquire, more).is_ok())
@@ -104,12 +121,6 @@ impl Contents {
         }
     }
 
-    /// Contents known.
-    pub(crate) fn len(&self) -> u64 {
-        self.index.len()
-    }
-
-    /// Bytes that all this takes.
     pub(crate) fn bytes(&self) -> u64 {
         let chunks = self.users.iter().filter(|chunk| chunk.get().is_some()).count() as u64;
         self.index.bytes() + chunks * u64::from(CHUNK) * size_of::<AtomicU32>() as u64
@@ -118,10 +129,10 @@ impl Contents {
 
 #[cfg(test)]
 mod tests {
-    use wire::{PageNo, RegionId};
+    use wire::RegionId;
 
     use super::*;
-    use crate::core::content::index::{ClientId, Seen};
+    use crate::core::content::index::Seen;
 
     #[test]
     fn a_sighting_goes_when_its_page_changes_unless_a_page_is_about_to_use_the_content() {
@@ -134,7 +145,7 @@ mod tests {
         contents.leave(handle);
         assert_eq!(contents.index.place(handle, 9), Some(Place::Sighted(there)), "it is there still");
         contents.unsight(handle, there);
-        assert_eq!((contents.index.get(handle), contents.len()), (None, 0));
+        assert_eq!((contents.index.get(handle), contents.index.len()), (None, 0));
     }
 
     #[test]
@@ -146,7 +157,7 @@ mod tests {
         assert!(contents.index.change(handle, Place::Below(1), Place::Below(2)));
         assert_eq!(contents.index.place(handle, 9), Some(Place::Below(2)));
         contents.leave(handle);
-        assert_eq!((contents.index.get(handle), contents.len()), (None, 0));
+        assert_eq!((contents.index.get(handle), contents.index.len()), (None, 0));
         contents.leave(handle);
         assert!(contents.enter(handle), "the handle can be another content's");
     }
@@ -185,8 +196,8 @@ mod tests {
             let Some(Seen::First(handle)) = contents.index.see(digest, Place::Below(number)) else { continue };
             assert!(contents.enter(handle));
         }
-        let of_one = contents.bytes() as f64 / contents.len() as f64;
-        println!("{of_one:.1} bytes for each of {} contents", contents.len());
+        let of_one = contents.bytes() as f64 / contents.index.len() as f64;
+        println!("{of_one:.1} bytes for each of {} contents", contents.index.len());
         assert!(of_one < kmem::PAGE_SIZE as f64 / 100.0);
     }
 }

@@ -44,9 +44,7 @@ pub(crate) struct State {
     pub(crate) totals: Totals,
     /// For each word of dirty bits whether the last harvest of it found all of them.
     pub(super) all_written: Vec<bool>,
-    /// Why nothing of it is merged.
     pub(crate) plain: Option<Plain>,
-    /// The process that has it open.
     pub(crate) owner: Option<Owner>,
     /// Of the guest whose first file this is, if it marks its free pages.
     pub(crate) recycling: Option<Arc<Mutex<Recycling>>>,
@@ -82,9 +80,7 @@ impl Kind for Mounted {
     fn left(&self, _: u32, _: Sighting) {}
 }
 
-/// A file under management.
 pub(crate) struct File<K = Mounted> {
-    /// The kernel's id.
     pub(crate) id: u64,
     /// Its number in the index, below 2^16.
     pub(crate) number: ClientId,
@@ -98,8 +94,6 @@ pub(crate) struct File<K = Mounted> {
 }
 
 impl<K: Kind> File<K> {
-    /// # Errors
-    /// There is no memory for its ledger, or it is too long for one.
     pub(crate) fn new(
         listed: &Listed,
         number: ClientId,
@@ -161,15 +155,13 @@ impl<K: Kind> File<K> {
         dropped.count() as u64
     }
 
-    /// The file is gone.
     pub(crate) fn reap(&self) {
         let mut state = self.state();
         let all = state.region.all();
         self.forget(&mut state, all);
     }
 
-    /// Digests pages, which lie within [`CHUNK`] pages from the first one's word of bits on.
-    /// Returns a word for each.
+    /// Digests pages within [`CHUNK`] of the first one's word of bits; a word for each.
     pub(super) fn digest(&self, pages: &[PageNo], of: Digests) -> Result<Vec<u64>, Errno> {
         let Some(&first) = pages.first() else { return Ok(Vec::new()) };
         let start = window(first);

@@ -16,32 +16,19 @@ pub(crate) trait Kernel: Send + Sync {
     fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno>;
 }
 
-/// A mount, by its path.
 pub(crate) struct MountPoint {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     pub(crate) device: u64,
-    domain: String,
+    /// Empty if it shares with no other mount.
+    pub(crate) domain: String,
 }
 
 impl MountPoint {
-    /// # Errors
-    /// The mount cannot be managed.
     pub(crate) fn new(info: MountInfo) -> Result<Self, OpenError> {
         let mount = kmem::pageonefs::Mount::open(&info.path)?;
         Ok(Self { domain: mount.domain().into(), path: info.path, device: info.device })
     }
 
-    /// Its domain; empty if it shares with no other mount.
-    pub(crate) fn domain(&self) -> &str {
-        &self.domain
-    }
-
-    /// Where it is mounted.
-    pub(crate) fn path(&self) -> &std::path::Path {
-        &self.path
-    }
-
-    /// How it is called.
     pub(crate) fn name(&self) -> String {
         if self.domain.is_empty() { self.path.display().to_string() } else { self.domain.clone() }
     }

@@ -7,16 +7,15 @@ use wire::PageNo;
 use super::adopt::Known;
 use super::file::{CHUNK, Digests, File, Kind, window};
 use super::settle::Wanted;
-use crate::core::content::index::{Place, Seen};
 use crate::core::ledger::Entry;
+use crate::core::merge::lookup as merge;
 use crate::core::merge::predict::Prediction;
 
 /// What look-ups remember from chunk to chunk of a file.
 #[derive(Default)]
 pub(crate) struct Lookup {
     pub(super) prediction: Prediction<u32>,
-    /// The handle that the next content may have.
-    hint: u32,
+    known: merge::Lookup,
 }
 
 /// What was found of a chunk.
@@ -40,9 +39,7 @@ pub(crate) fn candidates<K: Kind>(file: &File<K>, from: PageNo) -> Vec<PageNo> {
 
 impl Lookup {
     /// Digests pages and looks them up.
-    ///
-    /// # Errors
-    /// The file is gone, or its mount; or the kernel has no memory.
+    /// `Err`: the file is gone, or its mount; or the kernel has no memory.
     pub(crate) fn look_up<K: Kind>(&mut self, file: &File<K>, pages: &[PageNo]) -> Result<Found, Errno> {
         let words = file.digest(pages, Digests::Private)?;
         let mut known: Vec<(PageNo, u64)> = Vec::new();
@@ -63,33 +60,25 @@ impl Lookup {
         file.adopt_pages(&used, &mut Known::new())?;
         let index = &file.contents.index;
         let digests: Vec<u64> = known.iter().map(|&(_, digest)| digest).collect();
-        let mut handles = Vec::new();
-        index.find(&digests, self.hint, &mut handles);
+        self.known.begin(index, &digests);
         let mut found = Found::default();
         // Locked until the ledger has what the index has: other files' threads look at both.
         let mut state = file.state();
-        for (&(page, digest), handle) in known.iter().zip(handles) {
-            let here = Place::Sighted(file.sighting(page));
-            let handle = match handle.map(Seen::Known).or_else(|| index.add(digest, here)) {
-                Some(Seen::Known(handle)) => handle,
-                Some(Seen::First(handle)) => {
+        for (at, &(page, digest)) in known.iter().enumerate() {
+            match self.known.see(index, at, digest, file.sighting(page)) {
+                merge::Found::New(handle) => {
                     let before = state.region.set(page, Entry::Unshared(handle));
                     file.drop_entry(page, before);
                     self.prediction.add(page, None);
                     found.new.push(digest);
-                    continue;
                 }
-                None => continue,
-            };
-            self.hint = handle + 1;
-            match index.place(handle, digest) {
-                // The other page's file sights it anew when it changes; so does this one.
-                None => state.region.ages.restart(page),
-                Some(place) if place == here => {}
-                Some(place) => {
+                merge::Found::Own(_) => {}
+                merge::Found::At(handle, place) => {
                     self.prediction.add(page, Some(handle));
                     found.wanted.push(Wanted { page, handle, place });
                 }
+                // The other page's file sights it anew when it changes; so does this one.
+                merge::Found::Leaving => state.region.ages.restart(page),
             }
         }
         Ok(found)

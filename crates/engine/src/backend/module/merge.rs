@@ -1,14 +1,12 @@
 //! Merging a file: candidates are digested and looked up, and the kernel is told which pages hold
 //! the same.
 //!
-//! A chunk of candidates goes through these steps:
-//!
-//! 1. The kernel digests them. Holes are passed over; pages that are swapped out are put off.
+//! 1. The kernel digests a chunk. Holes are passed over; pages that are swapped out are put off.
 //! 2. Each digest is looked up ([`super::look`]). A content that is new is *sighted* here.
-//! 3. Pages that were sighted, and whose content has come again, become frames. They are the other
-//!    files', or this one's.
-//! 4. The chunk's pages are merged with their frames. A frame that has as many users as it may, or
-//!    that has gone meanwhile, is replaced by one that is made of the page in hand.
+//! 3. Pages that were sighted, of this file or others, and whose content has come again, become
+//!    frames.
+//! 4. The chunk's pages are merged with their frames. A frame that is full, or gone meanwhile, is
+//!    replaced by one that is made of the page in hand.
 //!
 //! The kernel compares each page with its frame, in full, while nobody can write to it. So nothing
 //! here must be right for memory to be right.
@@ -22,9 +20,8 @@ use wire::PageNo;
 
 use super::USER;
 use super::file::File;
-use super::frames::make_frames_of;
 use super::look::{Lookup, candidates};
-use super::settle::{Wanted, settle};
+use super::settle::{Wanted, make_frames_of, settle};
 use crate::core::content::index::{ClientId, Place, Sighting};
 use crate::core::merge::pass::{self, Steps};
 use crate::core::merge::predict::Prediction;
@@ -36,7 +33,6 @@ const TRIES: usize = 8;
 /// The files of one round, by their numbers.
 pub(crate) type ByNumber = BTreeMap<ClientId, Arc<File>>;
 
-/// The work on one file in a round.
 pub(crate) struct Merge<'a> {
     shared: &'a Shared,
     file: &'a File,
@@ -51,9 +47,7 @@ pub(crate) enum Next {
 }
 
 /// Looks at every candidate of a file once.
-///
-/// # Errors
-/// The file is gone, or its mount; or the kernel has no memory.
+/// `Err`: the file is gone, or its mount; or the kernel has no memory.
 pub(crate) fn run(shared: &Shared, file: &File, all: &ByNumber) -> Result<(), Errno> {
     let mut merge = Merge { shared, file, all, lookup: Lookup::default() };
     pass::run(&mut merge, &shared.pace(USER), PageNo(0))

@@ -17,10 +17,8 @@ use super::recycle::known::Known;
 use crate::core::content::index::{ClientId, MAX_CLIENTS};
 use crate::world::shared::Shared;
 
-/// Time between two looks for news.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// What there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// Mounts and files are found, and whose they are.
@@ -29,7 +27,6 @@ pub(crate) enum Due {
     Round,
 }
 
-/// A mount that is managed.
 pub(crate) struct Mount {
     pub(crate) point: Arc<MountPoint>,
     pub(crate) contents: Arc<Contents>,
@@ -41,27 +38,22 @@ pub(crate) struct Mount {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// By device number.
     pub(super) mounts: BTreeMap<u64, Mount>,
     /// Numbers of files, and of segments that are lent to them.
     pub(super) numbers: BTreeSet<ClientId>,
     /// Mounts that cannot be managed, and why: told once.
     pub(super) refused: BTreeMap<u64, String>,
-    /// A round was requested.
     asked: bool,
-    /// There is news of mounts.
     news: bool,
     /// When it was looked last for news.
     looked: Option<Instant>,
     /// Where mounts tell of news.
     pub(super) told_by: Option<Arc<OwnedFd>>,
-    /// A round is under way.
     busy: bool,
     /// Sums over files that are gone.
     pub(super) gone: Totals,
 }
 
-/// A number that none of these is; it is added. `None`: there are too many.
 pub(super) fn take_number(numbers: &mut BTreeSet<ClientId>) -> Option<ClientId> {
     let number = (0..MAX_CLIENTS).map(ClientId).find(|number| !numbers.contains(number))?;
     numbers.insert(number);
@@ -86,7 +78,6 @@ pub(crate) fn no_agents() -> Option<String> {
     Some(format!("Linux {release} is too old for them, 6.7 or later is needed; {module}"))
 }
 
-/// What is told of a mount.
 pub(crate) struct OfMount {
     /// `domain=`, or the path where it has none.
     pub(crate) name: String,
@@ -109,11 +100,15 @@ impl Files {
 
     /// There is news of mounts: a file came or went, or is plain.
     pub(crate) fn news(&self) {
-        self.state.lock().news = true;
+        let mut state = self.state.lock();
+        if let Some(told_by) = &state.told_by {
+            let _ = rustix::io::read(&**told_by, &mut [0u8; 8]);
+        }
+        state.news = true;
+        drop(state);
         self.wake.notify_one();
     }
 
-    /// Whether a round is requested or under way.
     pub(crate) fn is_busy(&self) -> bool {
         let state = self.state.lock();
         state.asked || state.busy
@@ -139,14 +134,12 @@ impl Files {
         self.state.lock().numbers.remove(&number);
     }
 
-    /// The domains of mounts that have one, by name.
     pub(crate) fn domains(&self) -> BTreeMap<String, Arc<Contents>> {
-        let of = |mount: &Mount| (mount.point.domain().to_owned(), mount.contents.clone());
+        let of = |mount: &Mount| (mount.point.domain.clone(), mount.contents.clone());
         let all = self.state.lock().mounts.values().map(of).collect::<BTreeMap<_, _>>();
         all.into_iter().filter(|(name, _)| !name.is_empty()).collect()
     }
 
-    /// What there is to tell, mount by mount.
     pub(crate) fn tell(&self) -> Vec<OfMount> {
         let of = |mount: &Mount| OfMount {
             name: mount.point.name(),

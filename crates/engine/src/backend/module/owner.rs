@@ -16,14 +16,12 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// Whether the process lives.
     pub(super) fn lives(&self) -> bool {
         Path::new(&format!("/proc/{}", self.pid)).exists()
     }
 }
 
-/// The processes that have files of the mount at `path` open, by inode number, each once, and in
-/// the order of their numbers.
+/// The processes that have files of a mount open, by inode number, in the order of their numbers.
 pub(super) fn of(path: &Path, device: u64) -> HashMap<u64, Vec<Owner>> {
     let mut owners: HashMap<u64, Vec<Owner>> = HashMap::new();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -47,8 +45,7 @@ pub(super) fn of(path: &Path, device: u64) -> HashMap<u64, Vec<Owner>> {
     owners
 }
 
-/// The files that a process has open, each with its descriptor's number. Asks no file system that
-/// might not answer.
+/// The files that a process has open, with descriptor numbers. Asks no slow file system.
 pub(super) fn descriptors(pid: i32) -> Vec<(FileId, u32)> {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let of = |entry: std::fs::DirEntry| {

@@ -21,7 +21,6 @@ use crate::core::content::seed::Seed;
 use crate::world::shared::Shared;
 
 impl Files {
-    /// Finds mounts and files.
     pub(crate) fn find(&self, shared: &Shared) {
         for gone in self.find_mounts() {
             self.reap(gone.files.values());
@@ -52,16 +51,16 @@ impl Files {
                 Ok(point) => {
                     // Before its files are listed. Without, the next round sees what is new.
                     if let Some(Err(why)) = told_by.as_ref().map(|news| point.notify(news.as_fd())) {
-                        tracing::debug!("{}: it does not tell of news: {why}", point.path().display());
+                        tracing::debug!("{}: it does not tell of news: {why}", point.path.display());
                     }
-                    let shares = |mount: &&Mount| !point.domain().is_empty() && mount.point.domain() == point.domain();
+                    let shares = |mount: &&Mount| !point.domain.is_empty() && mount.point.domain == point.domain;
                     let contents = mounts.values().find(shares).map(|mount| mount.contents.clone());
                     let contents = contents.unwrap_or_else(|| {
-                        let domain = point.domain();
+                        let domain = &point.domain;
                         let seed = if domain.is_empty() { Seed::random() } else { Seed::of(domain) };
                         Arc::new(Contents::new(seed))
                     });
-                    tracing::info!(domain = point.name(), "merges the files of {}", point.path().display());
+                    tracing::info!(domain = point.name(), "merges the files of {}", point.path.display());
                     refused.remove(&device);
                     mounts.insert(
                         device,
@@ -86,7 +85,7 @@ impl Files {
         for (device, point) in points {
             match point.files() {
                 Ok(listed) => self.take_in(shared, device, &listed),
-                Err(why) => tracing::debug!("{}: its files cannot be listed: {why}", point.path().display()),
+                Err(why) => tracing::debug!("{}: its files cannot be listed: {why}", point.path.display()),
             }
         }
     }
@@ -159,8 +158,7 @@ impl Files {
         files.filter(|file| file.state().plain.is_none()).map(|file| (file.number, file.clone())).collect()
     }
 
-    /// Notes what status and headroom tell, and whose files they are. `lent`: frames that have no
-    /// memory of their own.
+    /// Notes what status and headroom tell, and owners. `lent`: frames without memory of their own.
     pub(crate) fn note(self: &Arc<Self>, shared: &Arc<Shared>, lent: u64) {
         let mounts: Vec<(u64, Arc<MountPoint>, Vec<Arc<File>>)> = {
             let state = self.state.lock();
@@ -177,7 +175,7 @@ impl Files {
             }
             let lives = |file: &Arc<File>| file.state().owner.as_ref().is_some_and(|owner| owner.lives());
             if !files.iter().all(lives) {
-                let mut owners = owner::of(point.path(), device);
+                let mut owners = owner::of(&point.path, device);
                 for file in &files {
                     let of_file = owners.remove(&file.inode).unwrap_or_default();
                     file.state().owner = of_file.first().cloned();
@@ -194,7 +192,7 @@ impl Files {
                 unmerged += state.totals.unmerged;
             }
         }
-        shared.below.set((pages + lent).saturating_sub(self.frames()) + recycled, unmerged);
+        shared.headroom.below.set((pages + lent).saturating_sub(self.frames()) + recycled, unmerged);
     }
 }
 
@@ -213,8 +211,7 @@ impl File {
     }
 }
 
-/// Scans files. Returns those that have candidates, but for those whose guests are about to say
-/// which pages are free.
+/// Scans files. Returns those with candidates whose guests are not about to mark free pages.
 pub(crate) fn scan<K: Kind>(shared: &Shared, files: impl Iterator<Item = Arc<File<K>>>) -> Vec<Arc<File<K>>> {
     let is_due = |file: &Arc<File<K>>| match file.scan() {
         Ok(0) => false,

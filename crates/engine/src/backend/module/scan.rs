@@ -19,9 +19,7 @@ impl<K: Kind> File<K> {
     /// stay for a later scan. Bits are taken by words, so a word is spared whose pages are all hot
     /// and were all found written when its bits were taken last. Otherwise it would not be seen
     /// that one of them has calmed down.
-    ///
-    /// # Errors
-    /// The file is gone, or its mount. Bits may be lost: all pages count as written.
+    /// `Err`: the file is gone, or its mount. Bits may be lost: all pages count as written.
     pub(crate) fn scan(&self) -> Result<u64, Errno> {
         let (pages, first, parts) = {
             let state = self.state();

@@ -98,6 +98,12 @@ pub(in crate::backend) fn listed(id: u64, pages: usize) -> Listed {
     listed
 }
 
+/// A file of so many pages over the model, with contents of its own.
+pub(in crate::backend) fn file(fake: Arc<Fake>, pages: usize) -> Arc<File> {
+    let contents = Arc::new(Contents::new(crate::core::content::seed::Seed::random()));
+    Arc::new(File::new(&listed(1, pages), ClientId(1), contents, fake, Mounted).unwrap())
+}
+
 /// The number that a file gets.
 pub(in crate::backend) fn number(id: u64) -> ClientId {
     ClientId(id as u32 + 7)
@@ -181,7 +187,7 @@ fn equal_pages_share_frames_and_a_written_one_leaves_its_own() {
     let unmerged: u64 = world.files.values().map(|file| file.state().totals.unmerged).sum();
     assert_eq!((merged, unmerged), (7, 2));
     world.files.values().for_each(|file| file.reap());
-    assert_eq!(world.contents.len(), 0);
+    assert_eq!(world.contents.index.len(), 0);
 }
 
 #[test]
@@ -265,7 +271,7 @@ fn a_call_that_ends_early_leaves_the_rest_for_later() {
     let merged = world.fake.0.lock().files.values().flatten().filter(|page| page.frame.is_some()).count();
     assert_eq!(merged, 800);
     world.files.values().for_each(|file| file.reap());
-    assert_eq!(world.contents.len(), 0);
+    assert_eq!(world.contents.index.len(), 0);
 }
 
 #[test]

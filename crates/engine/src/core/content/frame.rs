@@ -11,12 +11,10 @@ pub(crate) const NO_HANDLE: u32 = u32::MAX;
 pub(crate) struct Frame(pub(crate) u32);
 
 impl Frame {
-    /// The slot within its segment.
     pub(crate) fn slot(self) -> Slot {
         Slot(self.0 % SEGMENT_PAGES)
     }
 
-    /// The segment, by its number in the store.
     pub(crate) fn segment(self) -> usize {
         (self.0 / SEGMENT_PAGES) as usize
     }

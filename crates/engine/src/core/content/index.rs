@@ -1,17 +1,15 @@
 //! The contents that are known: an SD tree over page digests.
 //!
-//! A key is the 64-bit digest (xxh3, seeded at random) of a page. The design asked for the page's
-//! own bytes as the key, read from the other process when the tree needs them. A digest is better
-//! for live memory. It is computed from bytes that were read anyway. A look-up reads no second
-//! process (about 1 µs), and no key changes while it is compared. A digest does not prove equality,
-//! and need not: the merge window compares every byte while writers wait. Two contents with one
-//! digest cost a missed merge.
+//! A key is the 64-bit digest (xxh3, seeded at random) of a page, computed from bytes that were
+//! read anyway. So a look-up reads no second process (about 1 µs), and no key changes while it is
+//! compared. A digest does not prove equality, and need not: the merge window compares every byte
+//! while writers wait. Two contents with one digest cost a missed merge.
 //!
 //! Behind each key stands a *handle*, a slot here with the digest and the *place* of the content:
 //! where a page with it was sighted, or the frame that holds it. The second sighting promotes the
-//! place by one compare-and-swap; the tree does not change. Slots are reused, the oldest first, and
-//! every reader checks the digest. A late reader sees another content at worst, which the window
-//! tells apart.
+//! place by one compare-and-swap; the tree does not change. Slots are reused, the oldest first,
+//! and every reader checks the digest. A late reader sees another content at worst, which the
+//! window tells apart.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -40,20 +38,15 @@ pub(crate) struct ClientId(pub(crate) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Content(pub(crate) u32);
 
-/// A page of a client, where a content was seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Sighting {
     /// The client's number, below 2^16.
     pub client: ClientId,
-    /// The region, below 2^12.
     pub region: RegionId,
-    /// The page in the region.
     pub page: PageNo,
 }
 
-/// Most clients at a time.
 pub(crate) const MAX_CLIENTS: u32 = 1 << 16;
-/// Most regions that a client can ever announce.
 pub(crate) const MAX_REGIONS: u32 = 1 << 12;
 
 /// Where a content is.
@@ -101,7 +94,6 @@ struct Slot {
     place: AtomicU64,
 }
 
-/// The slots behind the handles.
 struct Slots {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     next: AtomicU32,
@@ -165,8 +157,7 @@ impl Index {
         self.tree.keys()
     }
 
-    /// Looks `digest` up and, where it is not known, makes `place` stand for it. `None`: the index
-    /// is full.
+    /// Looks `digest` up; one that is not known stands for `place` then. `None`: the index is full.
     pub(crate) fn see(&self, digest: u64, place: Place) -> Option<Seen> {
         match self.tree.query(&digest.to_be_bytes()) {
             Some(handle) => Some(Seen::Known(handle.0 as u32)),
@@ -174,7 +165,6 @@ impl Index {
         }
     }
 
-    /// The handle of a content, if it is known.
     pub(crate) fn handle_of(&self, digest: u64) -> Option<u32> {
         self.tree.query(&digest.to_be_bytes()).map(|handle| handle.0 as u32)
     }
@@ -245,12 +235,6 @@ impl Index {
         self.change(handle, Place::Sighted(from), Place::Frame(to))
     }
 
-    /// A frame takes the place of another with the same bytes, unless the handle stands for
-    /// something else by now.
-    pub(crate) fn replace(&self, handle: u32, from: Frame, to: Frame) -> bool {
-        self.change(handle, Place::Frame(from), Place::Frame(to))
-    }
-
     /// Forgets what a handle stands for, if that is still `place`.
     pub(crate) fn forget(&self, handle: u32, place: Place) -> bool {
         let Some(slot) = self.slots().get(handle) else { return false };
@@ -263,12 +247,10 @@ impl Index {
         true
     }
 
-    /// Contents known.
     pub(crate) fn len(&self) -> u64 {
         self.tree.len()
     }
 
-    /// Bytes of memory that the index takes.
     pub(crate) fn bytes(&self) -> u64 {
         let slots = u64::from(self.slots().next.load(Relaxed).div_ceil(CHUNK)) * u64::from(CHUNK) * 16;
         self.tree.stats().bytes + slots

@@ -9,17 +9,15 @@
 //! ```
 //!
 //! A page that a scan finds written goes into `young`. One that stays clean moves on to `older`
-//! with the next scan of a merge period, and to `candidates` with the one after: it did not change
-//! for two merge periods, and will be read once. A write at any time takes it back to `young`.
+//! with the next scan of a merge period, and to `candidates` with the one after, to be read once.
+//! A write at any time takes it back to `young`.
 //!
-//! *Cooldown.* A page that was merged and then written lies, as a copy, in a mapping of the store.
-//! There the agent cannot check it for pins (`UFFDIO_MOVE` takes anonymous mappings only). A direct
-//! I/O request that is under way could be about to write into it, and a merge would cut it off. So
+//! *Cooldown.* A page that was merged and then written lies, as a copy, in a mapping of the store,
+//! where the agent cannot check it for pins (`UFFDIO_MOVE` takes anonymous mappings only). A
+//! direct I/O request under way could be about to write into it, and a merge would cut it off. So
 //! a copy has to stay clean longer than any one request takes: it is in `cooling` for one to two
-//! cooldown periods.
-//!
-//! Where devices write through references that `UFFDIO_MOVE` does not see either (see
-//! [`kmem::procfs::unpinned_io`]), *every* page that was written lately cools down like that.
+//! cooldown periods. Where devices write unseen by `UFFDIO_MOVE` elsewhere, too
+//! ([`kmem::procfs::unpinned_io`]), *every* page that was written lately cools down.
 
 use std::sync::Arc;
 
@@ -28,7 +26,6 @@ use wire::{PageNo, Run};
 
 use super::hot::Hot;
 
-/// Sets in [`Ages`], for its size.
 const SETS: usize = 11 + Hot::SETS;
 
 /// Which pages cool down, of those that were written lately.
@@ -46,7 +43,6 @@ pub(crate) struct Ages {
     older: DirtyTree,
     /// Clean for two periods: to be read.
     candidates: DirtyTree,
-    /// Put off.
     deferred: DirtyTree,
     /// Found written since the last merge period began.
     written: DirtyTree,
@@ -58,9 +54,10 @@ pub(crate) struct Ages {
     cooling: [DirtyTree; 2],
     /// Pages found written in this cooldown period, and in the one before.
     recent: [DirtyTree; 2],
-    /// The next merge period moves all pages found written to `cooling`: the time of the write is
-    /// not known.
+    /// The next period moves all pages found written to `cooling`: their time is not known.
     cool_written: bool,
+    /// Present pages that changed within the last two periods, as of the last scan.
+    pub(crate) volatile: u64,
     hot: Hot,
 }
 
@@ -69,8 +66,7 @@ fn pages(set: impl Iterator<Item = u64>) -> impl Iterator<Item = PageNo> {
 }
 
 impl Ages {
-    /// Of `pages` pages, none of which was written. `first`: the number of the first in its address
-    /// space.
+    /// Of `pages` pages, none written. `first`: the first one's number in its address space.
     pub(crate) fn new(first: u64, pages: u32) -> Result<Self, NewError> {
         let set = || DirtyTree::new(pages.into());
         Ok(Self {
@@ -84,11 +80,11 @@ impl Ages {
             cooling: [set()?, set()?],
             recent: [set()?, set()?],
             cool_written: false,
+            volatile: 0,
             hot: Hot::new(first, pages)?,
         })
     }
 
-    /// Bytes that they take.
     pub(crate) fn bytes(&self) -> usize {
         SETS * self.young.bytes()
     }
@@ -104,9 +100,8 @@ impl Ages {
         self.written.iter_from(run.page.into()).next().is_some_and(|page| page < u64::from(run.end()))
     }
 
-    /// A merge period's scan is over: every page gets older by a period, or young again. Returns
-    /// how many changed within the last two periods.
-    pub(crate) fn end_period(&mut self, cool: Cool) -> u64 {
+    /// A period's scan is over: every page gets older, or young.
+    pub(crate) fn end_period(&mut self, cool: Cool) {
         self.hot.end_period(&self.written, &self.young, &self.older);
         let Self { young, older, candidates, deferred, written, copies, cooling: [now, before], .. } = self;
         let recent = |page| self.recent.iter().any(|set| set.contains(page));
@@ -127,12 +122,12 @@ impl Ages {
             std::mem::swap(young, written);
         }
         written.clear();
-        self.young.count() + self.older.count()
+        self.volatile = self.young.count() + self.older.count();
     }
 
     /// Pages that the next scan of a merge period need not protect.
     pub(crate) fn spared(&self) -> Arc<DirtyTree> {
-        self.hot.spared()
+        self.hot.spared.clone()
     }
 
     /// The page was merged and has been written since: it is a copy now.
@@ -159,8 +154,7 @@ impl Ages {
         }
     }
 
-    /// Pages found written up to the end of this merge period cool down from then on, copies or
-    /// not: a device may have written them long ago, and still be writing.
+    /// Pages found written up to the end of this period cool down: devices may still be writing.
     pub(crate) fn cool_written(&mut self) {
         self.cool_written = true;
     }
@@ -170,13 +164,11 @@ impl Ages {
         self.recent[0].insert_range(run.page.into(), run.len.into());
     }
 
-    /// Pages that were written within the last one or two cooldown periods.
     pub(crate) fn recent(&self) -> impl Iterator<Item = PageNo> {
         pages(self.recent.iter().flat_map(|set| set.iter()))
     }
 
-    /// Pages of a run that changed within the last two periods, and for how many periods each has
-    /// at least been written again and again: 1 for one that is not hot.
+    /// Pages that changed within two periods, and for how many periods each was written at least.
     pub(crate) fn written_lately(&self, run: Run) -> impl Iterator<Item = (PageNo, u32)> {
         let (first, end) = (u64::from(run.page), u64::from(run.end()));
         let of = move |set: &DirtyTree| set.iter_from(first).take_while(move |&page| page < end).collect::<Vec<u64>>();
@@ -215,7 +207,6 @@ impl Ages {
         self.candidates.insert(page.into());
     }
 
-    /// How many candidates there are.
     pub(crate) fn due(&self) -> u64 {
         self.candidates.count()
     }
@@ -225,7 +216,6 @@ impl Ages {
         pages(self.candidates.iter_from(from.into()))
     }
 
-    /// Whether a page is to be read.
     pub(crate) fn is_candidate(&self, page: PageNo) -> bool {
         self.candidates.contains(page.into())
     }
@@ -246,15 +236,17 @@ impl Ages {
         may
     }
 
-    /// A planned page has its outcome. `true`: it differed from the prediction, and is a candidate
-    /// again, to be read.
-    pub(crate) fn settle_prediction(&mut self, page: PageNo, differs: bool) -> bool {
-        let wrong = self.predicted.contains(page.into()) && differs;
-        if wrong {
+    /// A planned page differs. `true`: it was predicted, and is a candidate again, to be read.
+    pub(crate) fn differs(&mut self, page: PageNo) -> bool {
+        let predicted = self.predicted.contains(page.into());
+        if predicted {
             self.candidates.insert(page.into());
-        } else {
-            self.predicted.remove(page.into());
         }
-        wrong
+        predicted
+    }
+
+    /// A planned page has another outcome.
+    pub(crate) fn settled(&mut self, page: PageNo) {
+        self.predicted.remove(page.into());
     }
 }

@@ -2,8 +2,7 @@
 
 use wire::Run;
 
-/// Runs that are noted at most: 512 KiB. Within the time between two scans an honest agent reports
-/// far fewer.
+/// Runs that are noted at most: 512 KiB; honest agents report far fewer between two scans.
 const MOST: usize = 1 << 16;
 
 /// Runs of pages, in the order of the reports.
@@ -11,7 +10,6 @@ const MOST: usize = 1 << 16;
 pub(crate) struct Emptied(Vec<Run>);
 
 impl Emptied {
-    /// Notes pages.
     pub(crate) fn add(&mut self, run: Run) {
         match self.0.last_mut().filter(|last| last.end() == run.page) {
             Some(last) => last.len += run.len,
@@ -39,7 +37,6 @@ impl Emptied {
         runs
     }
 
-    /// Bytes that they take.
     pub(super) fn bytes(&self) -> usize {
         self.0.capacity() * size_of::<Run>()
     }

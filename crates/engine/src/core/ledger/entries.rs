@@ -11,8 +11,7 @@ use wire::{PageNo, Run};
 use crate::core::content::frame::Frame;
 use crate::core::content::index::Content;
 
-/// What a back end's pages are merged with: a frame of the clients' store, or a content of which
-/// the kernel knows the frame. Numbers have 30 bits.
+/// A store's frame, or a content whose frame the kernel knows, by a number of 30 bits.
 pub(crate) trait MergedWith: Copy + PartialEq {
     fn number(self) -> u32;
     fn of(number: u32) -> Self;
@@ -95,7 +94,6 @@ pub(crate) struct Counts {
 /// Pages of a chunk: 4 KiB of entries.
 const CHUNK: usize = 1024;
 
-/// The entries of one region.
 pub(super) struct Entries<S> {
     pages: u32,
     /// `None`: all pages of the chunk are fresh.
@@ -107,10 +105,6 @@ pub(super) struct Entries<S> {
 
 impl<S: MergedWith> Entries<S> {
     /// Fresh entries of `pages` pages.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory for the table of chunks.
     pub(super) fn new(pages: u32) -> Result<Self, TryReserveError> {
         let count = (pages as usize).div_ceil(CHUNK);
         let mut chunks = Vec::new();
@@ -119,7 +113,6 @@ impl<S: MergedWith> Entries<S> {
         Ok(Self { pages, chunks, allocated: 0, counts: Counts::default(), with: PhantomData })
     }
 
-    /// Bytes that they take.
     pub(super) fn bytes(&self) -> usize {
         self.chunks.len() * size_of::<Option<Box<[u32; CHUNK]>>>() + self.allocated * CHUNK * 4
     }
@@ -183,8 +176,7 @@ impl<S: MergedWith> Entries<S> {
         before
     }
 
-    /// These pages were recycled; a pending page stays pending. Calls `left` with what else was
-    /// known of them.
+    /// These pages were recycled, but pending ones. Calls `left` with what else was known of them.
     pub(super) fn recycle(&mut self, run: Run, mut left: impl FnMut(PageNo, Entry<S>)) {
         let (mut from, end) = (run.page.index(), run.end().index());
         if end > self.pages as usize {

@@ -16,7 +16,6 @@ use rustix::fs::SealFlags;
 use wire::PageNo;
 use wire::recycle::Extent;
 
-/// Why the marks of a guest cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MarksError {
     #[error("its pool is no memfd: {0}")]
@@ -57,7 +56,6 @@ impl Marks {
         Ok(Self { host: ppr::Host::new(Box::new(pool), ppr::Ram::default()), map })
     }
 
-    /// Bytes of the pool's file.
     pub(crate) fn len(&self) -> u64 {
         self.map.len() as u64
     }
@@ -78,7 +76,6 @@ impl Marks {
     }
 }
 
-/// The free pages of one region.
 #[derive(Clone)]
 pub(crate) struct FreePages {
     marks: Arc<Marks>,
@@ -93,7 +90,6 @@ impl FreePages {
         Self { marks, extents }
     }
 
-    /// Whether the guest has marked the page as free.
     pub(crate) fn contains(&self, page: PageNo) -> bool {
         let at = self.extents.partition_point(|extent| extent.run.end() <= page);
         let found = self.extents.get(at).filter(|extent| extent.run.page <= page);

@@ -1,15 +1,13 @@
 //! Pages that are written again and again: scans leave them writable.
 //!
 //! To protect a page anew costs its next writer a fault, and a virtual machine two more, in its
-//! stage-2 page tables. For a page that is always written again before it was clean for two
-//! periods, and so would be a candidate, nothing is gained by that. Such a page is *hot*: a scan
-//! reports it as written, which it is since some earlier period, and *spares* it: it stays
-//! writable.
+//! stage-2 page tables. A page that is always written again before it would be a candidate is
+//! *hot*: a scan reports it as written, which it is since some earlier period, and *spares* it.
 //!
-//! From time to time it is protected, to see whether it is still hot: every second period, and each
-//! time that it is, half as often, down to once in 2^[`LEVELS`] periods. So a page that calms down
-//! is noticed after about as much time as it was seen being written. Which period it is depends on
-//! the page's place too: not all are protected in the same one, and neighbours are.
+//! It is protected every second period, to see whether it is still hot, and each time that it is,
+//! half as often, down to once in 2^[`LEVELS`] periods. So a page that calms down is noticed after
+//! about as much time as it was seen being written. Which period it is depends on the page's place
+//! too: not all are protected in the same one, and neighbours are.
 
 use std::sync::Arc;
 
@@ -20,12 +18,11 @@ const LEVELS: usize = 3;
 /// Pages that are protected in the same period: as many as one entry of a page directory maps.
 const BLOCK: u64 = 512;
 
-/// The hot pages of a region.
 pub(super) struct Hot {
     /// Pages of each level, from level 1.
     levels: [DirtyTree; LEVELS],
     /// Those that the next scan spares.
-    spared: Arc<DirtyTree>,
+    pub(super) spared: Arc<DirtyTree>,
     /// Those that the last scan found written, and spared.
     left: DirtyTree,
     /// Number of the region's first page in the address space.
@@ -34,7 +31,6 @@ pub(super) struct Hot {
 }
 
 impl Hot {
-    /// Sets in it, for its size.
     pub(super) const SETS: usize = LEVELS + 2;
 
     /// None, of `pages` pages. `first`: the number of the first in its address space.
@@ -43,19 +39,13 @@ impl Hot {
         Ok(Self { levels: [set()?, set()?, set()?], spared: Arc::new(set()?), left: set()?, first, period: 0 })
     }
 
-    /// The pages that the next scan spares.
-    pub(super) fn spared(&self) -> Arc<DirtyTree> {
-        self.spared.clone()
-    }
-
     /// For how many periods a page has been written at least, by its level; 1 if it is not hot.
     pub(super) fn periods(&self, page: u64) -> u32 {
         let level = self.levels.iter().position(|level| level.contains(page));
         level.map_or(1, |level| 2 << level)
     }
 
-    /// A period is over: `written` in it, `young` in the period before, and `older` last in the one
-    /// before that.
+    /// A period is over: pages `written` in it, `young` in the one before, `older` before that.
     pub(super) fn end_period(&mut self, written: &DirtyTree, young: &DirtyTree, older: &DirtyTree) {
         for level in &mut self.levels {
             let calm = |&page: &u64| !written.contains(page) && !young.contains(page);
@@ -120,7 +110,7 @@ mod tests {
             }
             let written = DirtyTree::new(self.young.frames()).unwrap();
             written.unite(&self.unprotected);
-            let spared = self.hot.spared();
+            let spared = self.hot.spared.clone();
             for page in self.unprotected.iter().filter(|&page| !spared.contains(page)).collect::<Vec<_>>() {
                 self.unprotected.remove(page);
             }
@@ -173,7 +163,7 @@ mod tests {
         let mut model = Model::new(2000);
         let faults: usize = (0..30).map(|period| model.period(if period % 3 == 0 { &[5] } else { &[] })).sum();
         assert_eq!(faults, 10);
-        assert!(model.hot.spared().is_empty());
+        assert!(model.hot.spared.clone().is_empty());
     }
 
     #[test]

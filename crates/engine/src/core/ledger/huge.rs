@@ -2,25 +2,20 @@
 //!
 //! To merge one page of a huge page, the kernel has to split it: 4 KiB are saved, and the program
 //! walks page tables for the other 511. So with a least share (`huge_page_share`), the pages of a
-//! huge page are read first, and merged only when more than this share of them can be. A scan tells
-//! which pages are huge. Their contents enter the index as all others do. Pages that have a
-//! duplicate, and zeros, are noted here. So are pages whose content is seen elsewhere later: that
-//! client's pass tells this client. When enough are noted, the huge page is *given up*: the noted
-//! pages become candidates, are read anew and merged.
+//! huge page are read first. Their contents enter the index as all others do. Zeros, and pages
+//! whose content is seen elsewhere, then or later, are noted here. When enough are noted, the huge
+//! page is *given up*: the noted pages become candidates, are read anew and merged.
 //!
-//! A huge page that was written has lost its entry in the page tables: the kernel resolves the
-//! fault of a tracked write page by page. So has one that was discarded or recycled in part.
-//! Nothing is left to keep then, and it is given up too.
+//! A huge page that was written, or discarded or recycled in part, has lost its entry in the page
+//! tables: the kernel resolves the fault of a tracked write page by page. It is given up, too.
 
 use dirty::{DirtyTree, NewError};
 use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
 use wire::{PageNo, Run};
 
-/// Pages in a huge page.
 const HUGE: u32 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u32;
 
-/// The huge pages of one region.
 pub(crate) struct HugePagesOf {
     /// Pages before the first boundary of 2 MiB, which belong to no block.
     before: u32,
@@ -53,7 +48,6 @@ impl HugePagesOf {
         Run::new(PageNo(self.before + block * HUGE), HUGE)
     }
 
-    /// Bytes that the sets take.
     pub(crate) fn bytes(&self) -> usize {
         self.blocks.bytes() + self.mergeable.bytes()
     }
@@ -87,8 +81,7 @@ impl HugePagesOf {
         if noted as u32 > self.most { Some(self.give_up(block)) } else { None }
     }
 
-    /// These pages are in no huge page any more. Returns the noted pages of the huge pages that
-    /// they were in.
+    /// These pages are in no huge page any more. Returns what was noted of their huge pages.
     pub(crate) fn lost(&mut self, pages: Run) -> Vec<PageNo> {
         let (first, last) = (self.block(pages.page).unwrap_or(0), self.block(PageNo(pages.end().0.saturating_sub(1))));
         let Some(last) = last else { return Vec::new() };
@@ -114,8 +107,7 @@ mod tests {
         Run::between(PageNo(pages.start), PageNo(pages.end))
     }
 
-    /// A region of four huge pages that begins 100 pages before the first; they are the second and
-    /// third.
+    /// Four huge pages, the second and third of which are noted, behind 100 small ones.
     fn two_of_four(share: f64) -> HugePagesOf {
         let mut huge = HugePagesOf::new((512 - 100) * PAGE_SIZE as u64, 100 + 4 * 512, share).unwrap();
         huge.found(pages(612..612 + 1024));

@@ -16,7 +16,6 @@ use super::stamps::Stamps;
 use crate::core::content::frame::Frame;
 use crate::users::Claim;
 
-/// Why a region has no ledger.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LedgerError {
     #[error(transparent)]
@@ -25,7 +24,6 @@ pub(crate) enum LedgerError {
     Entries(#[from] TryReserveError),
 }
 
-/// One region under management.
 pub(crate) struct Region<S = Frame> {
     /// First byte in the client's memory.
     pub(crate) start: u64,
@@ -35,8 +33,6 @@ pub(crate) struct Region<S = Frame> {
     pub(crate) managed: u32,
     /// Whether the next scan must look at all pages, and not only at those written since the last.
     pub(crate) first_scan: bool,
-    /// Present pages that changed within the last two periods, as of the last scan.
-    pub(crate) volatile: u64,
     /// When pages were written, while a dirty rate is measured.
     pub(crate) stamps: Option<Stamps>,
     /// What the guest has marked as free, if it marks.
@@ -66,7 +62,6 @@ impl<S: MergedWith> Region<S> {
             pages,
             managed: pages,
             first_scan: true,
-            volatile: 0,
             stamps: None,
             free: None,
             huge: None,
@@ -79,7 +74,6 @@ impl<S: MergedWith> Region<S> {
         })
     }
 
-    /// The region, counted for its user while it lives.
     pub(crate) fn counted(self, claim: Claim) -> Self {
         Self { _claim: Some(claim), ..self }
     }
@@ -95,17 +89,14 @@ impl<S: MergedWith> Region<S> {
         Run::between(page(run.start), page(run.end))
     }
 
-    /// All its pages.
     pub(crate) fn all(&self) -> Run {
         Run::new(PageNo(0), self.pages)
     }
 
-    /// Pages by what is known of them.
     pub(crate) fn counts(&self) -> Counts {
         self.entries.counts()
     }
 
-    /// Bytes that the ledger takes for this region.
     pub(crate) fn bytes(&self) -> u64 {
         let stamps = self.stamps.as_ref().map_or(0, |stamps| stamps.bytes());
         let huge = self.huge.as_ref().map_or(0, HugePagesOf::bytes);
@@ -114,10 +105,6 @@ impl<S: MergedWith> Region<S> {
 
     /// These pages are not managed any more. Pages that were not managed before do not count again,
     /// whatever the agent says.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory to note them.
     pub(crate) fn shrink(&mut self, run: Run) -> Result<(), NewError> {
         if self.managed == 0 {
             return Ok(());
@@ -137,23 +124,19 @@ impl<S: MergedWith> Region<S> {
         Ok(())
     }
 
-    /// The pages of `run` that may be known: all others are fresh.
     pub(crate) fn known(&self, run: Run) -> impl Iterator<Item = PageNo> {
         self.entries.known(run)
     }
 
-    /// What is known of a page.
     pub(crate) fn entry(&self, page: PageNo) -> Entry<S> {
         self.entries.get(page)
     }
 
-    /// Writes an entry and returns the one before it.
     pub(crate) fn set(&mut self, page: PageNo, entry: Entry<S>) -> Entry<S> {
         self.entries.set(page, entry)
     }
 
-    /// These pages were recycled; a pending page stays pending. Calls `left` with what else was
-    /// known of them.
+    /// These pages were recycled, but pending ones. Calls `left` with what else was known of them.
     pub(crate) fn recycle(&mut self, run: Run, left: impl FnMut(PageNo, Entry<S>)) {
         self.forget_ages(run);
         self.entries.recycle(run, left);
@@ -167,8 +150,7 @@ impl<S: MergedWith> Region<S> {
         }
     }
 
-    /// A scan found these pages written, or new, in huge pages that are split only above this
-    /// share.
+    /// Pages were found written, or new, in huge pages that are split only above this share.
     pub(crate) fn found_huge(&mut self, pages: Run, share: f64) {
         if self.huge.is_none() {
             // Without memory for the sets they are treated as small pages are.
@@ -179,8 +161,7 @@ impl<S: MergedWith> Region<S> {
         }
     }
 
-    /// These pages are in no huge page any more: pages that were kept for its sake become
-    /// candidates.
+    /// These pages are in no huge page any more: those that were kept become candidates.
     pub(crate) fn lost_huge(&mut self, pages: Run) {
         for page in self.huge.as_mut().map(|huge| huge.lost(pages)).unwrap_or_default() {
             self.ages.add_candidate(page);
@@ -192,8 +173,7 @@ impl<S: MergedWith> Region<S> {
         self.huge.as_ref().is_some_and(|huge| huge.keeps(page))
     }
 
-    /// This page of a huge page that was kept can be merged. Whether its huge page is given up with
-    /// that; there are candidates then.
+    /// This page of a huge page can be merged. Whether the huge page is given up: new candidates.
     pub(crate) fn can_merge(&mut self, page: PageNo) -> bool {
         let Some(noted) = self.huge.as_mut().and_then(|huge| huge.can_merge(page)) else { return false };
         noted.into_iter().for_each(|page| self.ages.add_candidate(page));
@@ -202,12 +182,11 @@ impl<S: MergedWith> Region<S> {
 
     /// A merge period's scan is over: every page gets older by a period, or young again.
     pub(crate) fn end_scan(&mut self, cool: Cool) {
-        self.volatile = self.ages.end_period(cool);
+        self.ages.end_period(cool);
         self.first_scan = false;
     }
 
-    /// Pages that the next scan of a merge period reports as written and leaves writable, if there
-    /// are any. None while dirty rates are measured.
+    /// Pages that the next scan leaves writable, if any. None while dirty rates are measured.
     pub(crate) fn spared(&self) -> Option<Arc<DirtyTree>> {
         let spared = self.ages.spared();
         (self.stamps.is_none() && !spared.is_empty()).then_some(spared)
@@ -239,8 +218,7 @@ impl<S: MergedWith> Region<S> {
         left_out.into_iter().for_each(|page| self.ages.looked_at(page));
     }
 
-    /// Takes a candidate without reading it, unless it was predicted wrong or must be read. Whether
-    /// it did.
+    /// Takes a candidate unread, unless it was predicted wrong or must be read. Whether it did.
     pub(crate) fn predict(&mut self, page: PageNo) -> bool {
         let free = self.free.as_ref().is_some_and(|free| free.contains(page));
         let read = self.keeps_huge(page) || matches!(self.entry(page), Entry::Unshared(_));

@@ -5,21 +5,21 @@ use wire::PageNo;
 /// Parts of a heat map at most, and the pages of the smallest part.
 const PARTS: u32 = 1024;
 const PART_PAGES: u32 = 512;
-/// Stamps are counted back from here, and by this much, in tenths of a second. What is older than
-/// the longest window counts as never.
-const REBASE_AT: u16 = 60_000;
+/// Stamps (0.1 s) are counted back from here, by this much; older ones count as never.
+pub(crate) const REBASE_AT: u16 = 60_000;
 pub(crate) const REBASE_BY: u16 = 50_000;
 
 /// When each page of a region was last found written: in tenths of a second, 0 for never.
 pub(crate) struct Stamps {
     pages: Box<[u16]>,
-    now: u16,
-    found: u64,
+    /// What is recorded from now on has this stamp.
+    pub(crate) now: u16,
+    /// Pages recorded since this was last taken.
+    pub(crate) found: u64,
 }
 
 impl Stamps {
-    /// Of a region of `pages` pages; `now` is the time of the scan under way. `None`: no memory for
-    /// them.
+    /// Of `pages` pages; `now`: the scan under way. `None`: there is no memory.
     pub(crate) fn new(pages: u32, now: u16) -> Option<Self> {
         let mut all = Vec::new();
         all.try_reserve_exact(pages as usize).ok()?;
@@ -27,27 +27,11 @@ impl Stamps {
         Some(Self { pages: all.into(), now, found: 0 })
     }
 
-    /// Whether stamps are to be counted back at this time.
-    pub(crate) fn is_rebase_due(now: u16) -> bool {
-        now > REBASE_AT
-    }
-
-    /// What is recorded from now on has this stamp.
-    pub(crate) fn set_now(&mut self, now: u16) {
-        self.now = now;
-    }
-
     /// Counts all stamps back by [`REBASE_BY`].
     pub(crate) fn rebase(&mut self) {
         self.pages.iter_mut().for_each(|stamp| *stamp = stamp.saturating_sub(REBASE_BY));
     }
 
-    /// Pages recorded since this was last called.
-    pub(crate) fn take_found(&mut self) -> u64 {
-        std::mem::take(&mut self.found)
-    }
-
-    /// A scan found this page written.
     pub(crate) fn record(&mut self, page: PageNo) {
         if let Some(stamp) = self.pages.get_mut(page.index()) {
             *stamp = self.now;
@@ -55,7 +39,6 @@ impl Stamps {
         }
     }
 
-    /// Bytes that they take.
     pub(crate) fn bytes(&self) -> usize {
         self.pages.len() * 2
     }

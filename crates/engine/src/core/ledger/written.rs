@@ -23,12 +23,10 @@ impl std::ops::AddAssign for Unmerged {
     }
 }
 
-/// How huge pages are treated.
 #[derive(Clone, Copy)]
 pub(crate) struct HugePolicy {
     pub(crate) pages: HugePages,
-    /// A huge page is split when more than this part of its pages can be merged, between 0 and 1;
-    /// 0: for any page.
+    /// Huge pages are split when more than this part can be merged, of 0 to 1; 0: always.
     pub(crate) share: f64,
 }
 

@@ -14,9 +14,7 @@ use crate::pace::Pacer;
 
 /// What a back end does in a pass. Each call is about many pages.
 pub(crate) trait Steps {
-    /// The pages that come next.
     type Next;
-    /// Why a pass ends early.
     type Stop;
 
     /// What comes next, from a page on, and how many pages that is. `None`: nothing.
@@ -26,7 +24,6 @@ pub(crate) trait Steps {
     fn merge(&mut self, next: Self::Next) -> Result<Option<PageNo>, Self::Stop>;
 }
 
-/// The pace of a user's work, and whether the engine ends.
 pub(crate) struct Pace<'a> {
     pub(crate) pacer: &'a Pacer,
     pub(crate) user: u32,
@@ -43,16 +40,12 @@ impl Pace<'_> {
         !stops()
     }
 
-    /// So many pages were taken.
     pub(crate) fn took(&self, pages: u64) {
         self.pacer.took(self.user, pages);
     }
 }
 
 /// Runs a pass from a page on.
-///
-/// # Errors
-/// Those of the steps.
 pub(crate) fn run<S: Steps>(steps: &mut S, pace: &Pace<'_>, from: PageNo) -> Result<(), S::Stop> {
     let mut next = Some(from);
     while let Some(from) = next

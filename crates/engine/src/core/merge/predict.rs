@@ -13,7 +13,6 @@ const PAGES: std::ops::RangeInclusive<u32> = 64..=512;
 /// Consecutive pages in sequence that must have been read before the next ones are predicted.
 const PROVEN: u32 = 8;
 
-/// What a page is merged with.
 pub(crate) trait Follows: Copy {
     /// Before any page is read.
     const NONE: Self;

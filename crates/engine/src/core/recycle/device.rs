@@ -25,8 +25,7 @@ use wire::{PageNo, Run};
 use super::state::Device;
 use crate::config::bounds::SLICE;
 
-/// How long a guest may take to let go of the device: with native PCI Express hotplug its kernel
-/// waits for five seconds before it begins.
+/// How long a guest may take to let go: native PCI Express hotplug alone waits 5 s.
 const UNPLUG_TIME: Duration = Duration::from_secs(30);
 /// How long QEMU may take to answer all the rest, and how long the agent.
 pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
@@ -40,7 +39,6 @@ const STEP: Duration = Duration::from_millis(50);
 /// A session with QEMU's monitor, whose socket is the client's.
 pub(crate) type Monitor<'a> = Qmp<'a, BorrowedFd<'a>>;
 
-/// Why there can be no session with a client's monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SessionError {
     #[error(
@@ -52,10 +50,8 @@ pub(crate) enum SessionError {
     Busy(i32),
 }
 
-/// Why a device was not unplugged, or not plugged in.
 #[derive(Debug, thiserror::Error)]
-pub enum PlugError {
-    /// No such client.
+pub(crate) enum PlugError {
     #[error("process {0} is no client of this daemon; `pageone status` lists them")]
     NotAClient(i32),
     /// Where its RAM lies is not known, so nobody works on its pool.
@@ -64,13 +60,10 @@ pub enum PlugError {
          save or migrate the guest, start it without --ppr"
     )]
     OfFile(i32, String),
-    /// There is no monitor.
     #[error("{0}")]
     NoDevice(String),
-    /// Something else is being done with it.
     #[error("{0}")]
     Busy(String),
-    /// The guest does not let go.
     #[error(
         "the guest of process {0} has not let go of its device within {limit} s, and goes on as before. Does it run, and \
          does its kernel support hotplug (acpiphp)? Its log says what it waits for", limit = UNPLUG_TIME.as_secs()
@@ -79,17 +72,10 @@ pub enum PlugError {
     /// The state of a migration is coming in.
     #[error("process {0} waits for an incoming migration; its device is plugged in by itself after that")]
     Incoming(i32),
-    /// The agent has not answered.
     #[error("the agent in process {0} has not made a new pool; is the process stopped? Try again")]
     Agent(i32),
-    /// QEMU refuses.
     #[error("process {pid}: {why}")]
-    Qemu {
-        /// The process.
-        pid: i32,
-        /// QEMU's words.
-        why: String,
-    },
+    Qemu { pid: i32, why: String },
 }
 
 impl PlugError {
@@ -112,17 +98,18 @@ pub(crate) fn is_plugged(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
     Ok(names(qmp, "/machine/peripheral")?.iter().any(|name| name == QEMU_DEVICE))
 }
 
-/// Whether QEMU waits for the state of another.
 fn is_incoming(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
     Ok(qmp.execute("query-status", json!({}))?["status"] == "inmigrate")
 }
 
-/// The children of an object of QEMU.
 fn names(qmp: &mut Monitor<'_>, path: &str) -> Result<Vec<String>, QmpError> {
     let list = qmp.execute("qom-list", json!({ "path": path }))?;
     let name = |item: &Value| item["name"].as_str().map(str::to_owned);
     Ok(list.as_array().into_iter().flatten().filter_map(name).collect())
 }
+
+/// What is done in a session with a guest's monitor: [`unplug`], [`plug_again`].
+pub(crate) type Act = fn(&dyn Guest, &mut Monitor<'_>) -> Result<(), PlugError>;
 
 /// A guest whose device comes and goes, and what looks at its pool: an agent, or the daemon.
 pub(crate) trait Guest {
@@ -132,7 +119,6 @@ pub(crate) trait Guest {
     /// device. Gives the number of the pool's descriptor in QEMU's process.
     fn renew(&self) -> Result<u32, PlugError>;
 
-    /// The length of the pool's file in bytes.
     fn pool_len(&self) -> u64;
 
     /// Pages that count as recycled are ordinary ones again.
@@ -149,8 +135,7 @@ pub(crate) fn slices(pages: u32) -> impl Iterator<Item = Run> {
     (0..pages).step_by(SLICE as usize).map(move |first| Run::new(PageNo(first), SLICE.min(pages - first)))
 }
 
-/// Unplugs the device. When this returns, no mark from before is looked at any more, and QEMU can
-/// save and migrate the guest.
+/// Unplugs the device. No earlier mark counts then, and QEMU can save and migrate the guest.
 pub(crate) fn unplug(guest: &dyn Guest, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
     let why = PlugError::of(guest.pid());
     let_go(guest.pid(), qmp)?;
@@ -194,9 +179,7 @@ fn plug(guest: &dyn Guest, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
 /// The device of a guest that was found is not there. Where QEMU was started with another's state
 /// it is plugged in when that is there. `is_first`: no daemon has worked on the pool before. One
 /// that runs, and has served a daemon before, was paused by somebody.
-///
-/// # Errors
-/// QEMU does not answer. That it cannot be plugged in is noted in the log.
+/// `Err`: QEMU does not answer. That it cannot be plugged in is noted in the log.
 pub(crate) fn plug_by_itself(guest: &dyn Guest, qmp: &mut Monitor<'_>, is_first: bool) -> Result<(), QmpError> {
     let mut incoming = is_incoming(qmp)?;
     if !is_first && !incoming {
@@ -213,7 +196,6 @@ pub(crate) fn plug_by_itself(guest: &dyn Guest, qmp: &mut Monitor<'_>, is_first:
     Ok(())
 }
 
-/// A session with the monitor of a guest.
 pub(crate) fn monitor<'a>(
     pid: i32,
     socket: BorrowedFd<'a>,
@@ -249,8 +231,7 @@ fn let_go(pid: i32, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
     Ok(())
 }
 
-/// Waits until QEMU has freed the memory of the device, which is some time after the object is
-/// gone: until then it would be part of what is saved, and nobody could load that.
+/// Waits until QEMU has freed the device's memory, which it would save, and nobody could load.
 fn wait_for_memory(pid: i32, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
     let deadline = Instant::now() + ANSWER_TIME;
     qmp.extend(2 * ANSWER_TIME);

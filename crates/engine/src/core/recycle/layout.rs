@@ -18,18 +18,14 @@ use serde_json::{Value, json};
 use wire::recycle::Extent;
 use wire::{PageNo, RegionId, Run};
 
-/// The first guest-physical address that is looked at, in bytes. Firmware makes memory below it RAM
-/// or ROM while it runs.
+/// The first guest-physical address in bytes: firmware makes memory below it RAM or ROM at times.
 const FIRST: u64 = 1 << 20;
 const PAGE: u64 = kmem::PAGE_SIZE as u64;
 
-/// Why it is not known where the RAM lies.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LayoutError {
-    /// QEMU does not say.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// RAM that QEMU lists has no host address, or not one piece.
     #[error(
         "QEMU lists RAM at {0:#x} that is not one piece of its memory; start the guest with \
              --free-page-reporting in place of --ppr"
@@ -37,8 +33,7 @@ pub(crate) enum LayoutError {
     Torn(u64),
 }
 
-/// RAM of the guest: guest-physical addresses from `start` to `end`, at address `host` in QEMU's
-/// memory. All in bytes.
+/// Guest-physical addresses from `start` to `end`, at `host` in QEMU's memory; bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ram {
     pub(crate) start: u64,
@@ -47,9 +42,6 @@ pub(crate) struct Ram {
 }
 
 /// Where the guest's RAM lies.
-///
-/// # Errors
-/// QEMU does not answer; RAM is not in one piece.
 pub(crate) fn find_ram(qmp: &mut Qmp<'_, impl AsFd>) -> Result<Vec<Ram>, LayoutError> {
     let mut found = Vec::new();
     let removable = removable(&qmp.execute("query-memory-devices", json!({}))?);
@@ -76,8 +68,7 @@ fn whole_pages(range: Range<u64>) -> Option<Range<u64>> {
     (start < end).then_some(start..end)
 }
 
-/// Memory that may be unplugged, by guest-physical address, from the answer of
-/// `query-memory-devices`. A device without an address is not mapped.
+/// Memory that may be unplugged, by guest-physical address; without one it is not mapped.
 fn removable(answer: &Value) -> Vec<Range<u64>> {
     let devices = answer.as_array().into_iter().flatten();
     let range = |device: &Value| {
@@ -99,7 +90,6 @@ pub(crate) struct Place {
     pub(crate) first: PageNo,
 }
 
-/// The parts of RAM that lie in these places.
 pub(crate) fn extents_of(places: &[Place], ram: &[Ram]) -> Vec<Extent> {
     let page = PAGE;
     let mut extents = Vec::new();

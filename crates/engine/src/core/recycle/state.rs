@@ -16,16 +16,13 @@ use wire::recycle::{Extent, Sweep};
 use crate::core::ledger::free_pages::Marks;
 use crate::pace::Pacer;
 
-/// The part of a reclaim period after which to look for marks. The rest of the period is for the
-/// work.
+/// The part of a reclaim period after which to look for marks; the rest is for the work.
 const LOOK_AFTER: f64 = 0.8;
 /// The part of a reclaim period that one sweep may take where there is no other limit.
 const SWEEP_SHARE: f64 = 0.5;
-/// How long a guest may take to boot and to load its module. Then its memory is merged though
-/// nothing is marked.
+/// How long a guest may boot and load its module; then it is merged without marks.
 const BOOT_TIME: Duration = Duration::from_secs(60);
 
-/// How far a guest is.
 #[derive(Debug)]
 enum Phase {
     /// Where its RAM lies is not known yet.
@@ -48,8 +45,8 @@ pub(crate) enum Device {
 /// A guest that marks its free pages.
 pub(crate) struct Recycling {
     pub(crate) marks: Arc<Marks>,
-    extents: Vec<Extent>,
-    /// Reclaim period.
+    /// Where its RAM lies.
+    pub(crate) extents: Vec<Extent>,
     period: Duration,
     /// When to look for marks next.
     pub(crate) due: Instant,
@@ -64,14 +61,11 @@ pub(crate) struct Recycling {
 /// Sums over a client's life, as far as this daemon knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
-    /// Pages taken back.
     pub(crate) pages: u64,
-    /// Runs that they came in.
     pub(crate) runs: u64,
     /// Pages that the guest took back itself between the look and the claim.
     pub(crate) lost: u64,
     pub(crate) sweeps: u64,
-    /// CPU time of all sweeps.
     pub(crate) sweep_ns: u64,
     /// The longest time that pages were claimed.
     pub(crate) longest_ns: u64,
@@ -111,13 +105,11 @@ impl Recycling {
         }
     }
 
-    /// It may be booting.
     pub(crate) fn booting(self) -> Self {
         Self { boots_until: Some(Instant::now() + BOOT_TIME), ..self }
     }
 
-    /// The reclaim period of a guest: its own, in milliseconds, or, where that is 0, the daemon's,
-    /// `usual`.
+    /// A guest's reclaim period: its own, in milliseconds, or, where that is 0, `usual`.
     pub(crate) fn period_of(own_ms: u32, usual: f64) -> Duration {
         Duration::from_secs_f64(match own_ms {
             0 => usual,
@@ -139,14 +131,8 @@ impl Recycling {
         if self.is_located() { Phase::Ready } else { Phase::Starting }
     }
 
-    /// Whether it is known where the guest's RAM lies.
     pub(crate) fn is_located(&self) -> bool {
         !self.extents.is_empty()
-    }
-
-    /// Where it lies.
-    pub(crate) fn extents(&self) -> &[Extent] {
-        &self.extents
     }
 
     /// Why nothing can be recycled at present, or never again, for people.
@@ -157,17 +143,10 @@ impl Recycling {
         }
     }
 
-    /// Whether nothing will ever be recycled again.
     pub(crate) fn is_dropped(&self) -> bool {
         matches!(self.phase, Phase::Dropped(_))
     }
 
-    /// The length of the pool's file in bytes.
-    pub(crate) fn pool_len(&self) -> u64 {
-        self.marks.len()
-    }
-
-    /// Notes whether the device is there.
     pub(crate) fn set_device(&mut self, device: Device) {
         self.device = device;
         if device == Device::In {
@@ -175,7 +154,6 @@ impl Recycling {
         }
     }
 
-    /// Notes why nothing can be recycled.
     pub(crate) fn refuse(&mut self, why: String) {
         if !self.is_dropped() {
             self.phase = Phase::Refused(why);
@@ -196,8 +174,7 @@ impl Recycling {
         self.due = now + self.period;
     }
 
-    /// The CPU time that a sweep may take now, if anything may be marked. Reads 4 KiB for 8 GiB of
-    /// guest.
+    /// CPU time for a sweep now, if anything may be marked. Reads 4 KiB for 8 GiB of guest.
     pub(crate) fn budget(&self, pacer: &Pacer) -> Option<Duration> {
         if !self.has_marks() {
             return None;

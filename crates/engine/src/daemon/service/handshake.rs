@@ -3,9 +3,10 @@
 
 mod segments;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
 use kmem::memfd::{self, SharedMap};
@@ -15,12 +16,13 @@ use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
 use self::segments::Held;
 use super::proof::{self, Process, ProofError};
-use super::{CLIENT, Ended, HANDSHAKE, PROCESS, Service, pidfd_of, receive};
+use super::{CLIENT, Ended, HANDSHAKE, PROCESS, Service, receive};
 use crate::client::memory::Memory;
 use crate::client::{Client, Identity, add_region};
 use crate::config::bounds::{ACCEPTS, HANDSHAKE_TIME, HANDSHAKES};
 use crate::core::content::index::{ClientId, MAX_CLIENTS};
 use crate::core::ledger::Region;
+use crate::core::ledger::written::HugePolicy;
 use crate::daemon::adopt;
 use crate::store::domain::{DomainError, DomainKey};
 use crate::tenants::{self, Verdict};
@@ -56,10 +58,25 @@ struct Hello {
 }
 
 /// A new client, which the service thread does not know yet.
-pub(super) struct Admitted {
+struct Admitted {
     client: Arc<Client>,
     /// What its process was before.
     before: Vec<ClientId>,
+}
+
+/// New clients on their way.
+pub(super) struct Admissions {
+    /// The number that was given last.
+    last: ClientId,
+    done: (Sender<Admitted>, Receiver<Admitted>),
+    /// By user: one more is counted than are on their way.
+    under_way: HashMap<u32, Arc<()>>,
+}
+
+impl Admissions {
+    pub(super) fn new() -> Self {
+        Self { last: ClientId(0), done: std::sync::mpsc::channel(), under_way: HashMap::new() }
+    }
 }
 
 /// What follows from a message of an introduction.
@@ -95,7 +112,6 @@ pub(super) enum HandshakeError {
     PoolTooEarly,
 }
 
-/// Why a process cannot be a client.
 #[derive(Debug, thiserror::Error)]
 enum AdmissionError {
     #[error(transparent)]
@@ -191,8 +207,7 @@ impl Service {
         }
     }
 
-    /// Takes a message of a connection that introduces itself. `false`: no message has come, or the
-    /// introduction is over.
+    /// Takes a message of an introduction. `false`: none has come, or the introduction is over.
     pub(super) fn shake_hands(&mut self, number: u32) -> bool {
         let Some(handshake) = self.handshakes.get_mut(&number) else { return false };
         let step = match receive(&handshake.conn, handshake.version(), &mut self.packet, &handshake.user) {
@@ -226,16 +241,16 @@ impl Service {
     /// Makes a client of an agent that has introduced itself. Looking at its memory may take for
     /// ever, if the agent wants that: a thread of its own does it, and hands the client back.
     fn admit(&mut self, handshake: Handshake, control: SharedMap, address: u64) {
-        let under_way = self.admitting.entry(handshake.peer.uid).or_default().clone();
+        let under_way = self.admissions.under_way.entry(handshake.peer.uid).or_default().clone();
         // One is the table's, and one is this.
         if Arc::strong_count(&under_way) > MAX_ADMISSIONS + 1 {
             return handshake.refuse(&AdmissionError::Busy);
         }
-        let Some(number) = self.shared.free_number(self.last_client) else {
+        let Some(number) = self.shared.free_number(self.admissions.last) else {
             return handshake.refuse(&AdmissionError::Full);
         };
-        self.last_client = number;
-        let (shared, wake, done) = (self.shared.clone(), self.wake.clone(), self.admitted.0.clone());
+        self.admissions.last = number;
+        let (shared, wake, done) = (self.shared.clone(), self.wake.clone(), self.admissions.done.0.clone());
         let body = move || {
             if let Some(admitted) = Admitted::prepare(&shared, number, handshake, control, address) {
                 let _ = done.send(admitted);
@@ -248,16 +263,15 @@ impl Service {
         }
     }
 
-    /// Takes the clients that are ready.
     pub(super) fn take_admitted(&mut self) {
-        self.admitting.retain(|_, under_way| Arc::strong_count(under_way) > 1);
-        while let Ok(Admitted { client, before }) = self.admitted.1.try_recv() {
+        self.admissions.under_way.retain(|_, under_way| Arc::strong_count(under_way) > 1);
+        while let Ok(Admitted { client, before }) = self.admissions.done.1.try_recv() {
             let number = client.number;
             // Only now: the new ledger counts the frames that it maps.
             before.into_iter().for_each(|number| self.reap(number));
             log_of!(client.user, info, pid = client.pid, name = client.name, domain = %client.domain.key, "client");
             let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number.0))
-                && self.watch(pidfd_of(&client), PROCESS | u64::from(number.0));
+                && self.watch(&client.pidfd, PROCESS | u64::from(number.0));
             self.shared.add_client(&client);
             if !watched {
                 self.reap(number);
@@ -307,19 +321,15 @@ impl Admitted {
             number,
             pid,
             user: handshake.user,
-            _claim: Some(claim),
             name: hello.name,
             version: hello.version,
             domain,
             verdict,
-            conn: handshake.conn,
+            conn: handshake.conn.claimed(claim),
             pidfd,
-            control,
             forks_before: hello.forks,
-            memory: Memory::new(pid, memory, address),
-            pagemap,
-            huge_pages: config.huge_pages,
-            huge_page_share: config.huge_page_share,
+            memory: Memory::new(pid, memory, pagemap, control, address),
+            huge_pages: HugePolicy { pages: config.huge_pages, share: config.huge_page_share },
             reclaim_period: config.reclaim_period,
         };
         let client = Arc::new(Client::new(identity, segments));
@@ -337,13 +347,13 @@ impl Admitted {
 /// address space that another process still uses.
 fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
     let is_before = |old: &&Arc<Client>| {
-        old.pid == client.pid && (proof::shows(old.memory.space(), &client.control, address) || old.pagemap.is_gone())
+        old.pid == client.pid
+            && (proof::shows(&old.memory.space, &client.memory.control, address) || old.memory.pagemap.is_gone())
     };
     shared.clients().iter().filter(is_before).map(|old| old.number).collect()
 }
 
 impl Handshake {
-    /// The user of the other end.
     pub(super) fn uid(&self) -> u32 {
         self.user.uid
     }
@@ -380,8 +390,7 @@ impl Handshake {
     }
 }
 
-/// Makes a control page and sends it. The page can't shrink, so that reading it is safe
-/// whatever the client does.
+/// Sends a control page that cannot shrink, so that reading it is safe.
 fn send_control_page(conn: &Conn, version: u16, direct_io: f64) -> std::io::Result<SharedMap> {
     use rustix::fs::{MemfdFlags, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

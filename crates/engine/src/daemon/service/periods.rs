@@ -23,7 +23,6 @@ pub(super) struct Scans {
     pub(super) round: bool,
 }
 
-/// The merge periods.
 pub(super) struct Periods {
     period: Duration,
     /// When the next period begins.

@@ -25,7 +25,6 @@ use kmem::procmem::AddressSpace;
 use rustix::rand::{GetRandomFlags, getrandom};
 use wire::control::NONCE;
 
-/// Words of the nonce.
 const WORDS: usize = 2;
 
 /// Descriptors of one address space.
@@ -53,8 +52,7 @@ pub(super) enum ProofError {
 }
 
 impl Process {
-    /// Opens the address space of an agent's process, which maps `control` at `address`, as the
-    /// agent says. `uid`: the user that connected.
+    /// Opens the memory of user `uid`'s agent, which says that it maps `control` at `address`.
     pub(super) fn open(pid: i32, uid: u32, control: &SharedMap, address: u64) -> Result<Self, ProofError> {
         let cannot = |file| move |source| ProofError::Open { pid, file, source };
         let before = AddressSpace::open(pid).map_err(cannot("mem"))?;

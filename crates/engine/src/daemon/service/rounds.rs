@@ -22,8 +22,7 @@ enum Turn {
 }
 
 impl Service {
-    /// Serves connections that are ready, each user's for [`ROUND`]. The others come again with the
-    /// next events.
+    /// Serves ready connections, each user's for [`ROUND`]; the others come again.
     pub(super) fn round(&mut self, mut ready: Ready) {
         ready.clients.extend(self.unfinished.iter().copied());
         let mut by_user: BTreeMap<u32, Vec<Turn>> = BTreeMap::new();
@@ -43,8 +42,7 @@ impl Service {
         }
     }
 
-    /// Takes messages of a user's connections, one of each by turns, until none is left or the time
-    /// is over.
+    /// Takes messages of a user's connections by turns, until none is left or the time is over.
     fn serve_user(&mut self, mut turns: Vec<Turn>) {
         let begin = Instant::now();
         let mut clients = false;

@@ -120,5 +120,5 @@ fn a_batch_waits_for_the_end_of_a_scan_and_leaves_out_what_it_found() {
         });
     });
     let state = client.settled();
-    assert_eq!((state.flight.outstanding(), state.regions[&ID].counts().pending), (1, 1), "page 5 only");
+    assert_eq!((state.flight.outstanding, state.regions[&ID].counts().pending), (1, 1), "page 5 only");
 }

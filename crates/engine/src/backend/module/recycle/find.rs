@@ -32,7 +32,6 @@ use crate::core::recycle::state::{Device, Recycling};
 use crate::world::searches::Search;
 use crate::world::shared::Shared;
 
-/// Bytes of an environment that are read.
 const ENVIRONMENT: u64 = 1 << 20;
 /// Pause between two looks, for a pool's lock or for files that no round has found yet.
 const STEP: Duration = Duration::from_millis(200);
@@ -290,6 +289,7 @@ mod tests {
     use rustix::fs::SealFlags;
 
     use super::*;
+    use crate::backend::module::tests::Fake;
     use crate::core::ledger::free_pages::tests::{guest_side, pool};
 
     fn own() -> PidFd {
@@ -324,22 +324,10 @@ mod tests {
                 writeln!(&qemu, "{}", serde_json::json!({ "return": answer, "id": asked["id"] })).unwrap();
             }
         });
-        let (kept, mut listed) =
-            (Arc::new(crate::backend::module::mounts::Files::default()), kmem::pageonefs::File::default());
-        listed.size = 1 << 12;
-        let kernel = Arc::new(crate::backend::module::tests::Fake(Mutex::default()));
-        let contents =
-            Arc::new(crate::backend::module::contents::Contents::new(crate::core::content::seed::Seed::random()));
-        let file = File::new(
-            &listed,
-            crate::core::content::index::ClientId(1),
-            contents,
-            kernel,
-            crate::backend::module::file::Mounted,
-        )
-        .unwrap();
+        let kept = Arc::new(crate::backend::module::mounts::Files::default());
+        let file = crate::backend::module::tests::file(Arc::new(Fake(Mutex::default())), 1);
         let pid = std::process::id() as i32;
-        let subject = Subject { pid, process: own(), uid: 0, file: Arc::new(file) };
+        let subject = Subject { pid, process: own(), uid: 0, file };
         let why = locate(&*kept, &subject, &monitor.into(), &|| true).err().unwrap();
         assert!(matches!(why, FindError::Unmanaged), "{why}");
     }

@@ -22,7 +22,6 @@ pub(super) struct Guest {
     pub(super) files: Vec<Arc<File>>,
 }
 
-/// A process that has a file open.
 pub(super) struct Looked {
     pub(super) process: PidFd,
     pub(super) uid: u32,
@@ -33,7 +32,6 @@ pub(super) struct Looked {
 }
 
 impl Looked {
-    /// The process has ended.
     pub(super) fn end(&mut self) {
         self.guest.take().iter().for_each(|guest| guest.end());
         if let Some((file, recycling)) = &self.told {
@@ -50,7 +48,6 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The process has a pool.
     pub(super) fn tell(&self, pid: i32, file: &Arc<File>, recycling: &Arc<Mutex<Recycling>>) {
         if let Some(looked) = self.all.lock().get_mut(&pid) {
             looked.told = Some((file.clone(), recycling.clone()));
@@ -109,7 +106,7 @@ impl Guest {
         }
         // The device is being plugged, which may take minutes.
         let Some(mut sweeper) = self.sweeper.try_lock() else { return Some(self.recycling.lock().due) };
-        sweeper.drain();
+        sweeper.ground.drain();
         let budget = {
             let recycling = self.recycling.lock();
             if recycling.may_be_swept() { recycling.budget(&shared.pacer) } else { None }

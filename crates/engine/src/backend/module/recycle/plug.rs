@@ -14,7 +14,6 @@ use crate::core::recycle::device::{self, PlugError, SessionError};
 use crate::core::recycle::state::Device;
 use crate::world::shared::Shared;
 
-/// How long a sweep may take to end.
 const SWEEP_TIME: Duration = Duration::from_secs(10);
 
 /// A guest, in a session with its monitor. Nobody sweeps meanwhile.
@@ -24,17 +23,8 @@ struct InSession<'a> {
 }
 
 impl Known {
-    /// Unplugs the device. `None`: this process is no guest with a pool.
-    pub(crate) fn pause(&self, shared: &Shared, pid: i32) -> Option<Result<(), PlugError>> {
-        self.with(pid, |guest| guest.in_session(shared, device::unplug))
-    }
-
-    /// Plugs it in again.
-    pub(crate) fn resume(&self, shared: &Shared, pid: i32) -> Option<Result<(), PlugError>> {
-        self.with(pid, |guest| guest.in_session(shared, device::plug_again))
-    }
-
-    fn with(&self, pid: i32, act: impl Fn(&Guest) -> Result<(), PlugError>) -> Option<Result<(), PlugError>> {
+    /// Unplugs the device, or plugs it in again. `None`: this process is no guest with a pool.
+    pub(crate) fn plug(&self, shared: &Shared, pid: i32, act: device::Act) -> Option<Result<(), PlugError>> {
         let (guest, why) = {
             let all = self.all.lock();
             let looked = all.get(&pid)?;
@@ -42,7 +32,7 @@ impl Known {
             (looked.guest.clone(), recycling.lock().why().map(str::to_owned))
         };
         Some(match (guest, why) {
-            (Some(guest), _) => act(&guest),
+            (Some(guest), _) => guest.in_session(shared, act),
             (None, Some(why)) => Err(PlugError::OfFile(pid, why)),
             (None, None) => Err(SessionError::Busy(pid).into()),
         })
@@ -79,12 +69,12 @@ impl device::Guest for InSession<'_> {
         // Should the rest fail: without a device there is nothing to sweep.
         self.set_device(Device::Out);
         let (pid, why) = (self.pid(), |error| format!("its pool cannot be cleared: {error}"));
-        self.sweeper.clear().map_err(|error| PlugError::Qemu { pid, why: why(error) })?;
+        self.sweeper.pool.clear().map_err(|error| PlugError::Qemu { pid, why: why(error) })?;
         Ok(self.guest.qemu.pool)
     }
 
     fn pool_len(&self) -> u64 {
-        self.guest.recycling.lock().pool_len()
+        self.guest.recycling.lock().marks.len()
     }
 
     fn forget_recycled(&self) {

@@ -13,7 +13,6 @@ use rustix::io::Errno;
 
 use crate::core::ledger::free_pages::{Marks, MarksError};
 
-/// Why a pool cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TakeError {
     #[error("its pool cannot be opened: {0}")]
@@ -24,7 +23,6 @@ pub(super) enum TakeError {
     Marks(#[from] MarksError),
 }
 
-/// A pool that is locked.
 pub(super) struct Pool {
     pub(super) pool: Arc<ppr::Pool>,
     /// What the ledgers of its guest's files look at.
@@ -37,9 +35,7 @@ pub(super) struct Pool {
 impl Pool {
     /// Locks and maps the pool behind a descriptor of another process, and releases what a host
     /// that died has left claimed.
-    ///
-    /// # Errors
-    /// It is no pool. [`TakeError::Busy`]: it has a host, which may be about to end.
+    /// `Err`: it is no pool. [`TakeError::Busy`]: it has a host, which may be about to end.
     pub(super) fn take(theirs: &OwnedFd) -> Result<Self, TakeError> {
         let marks = Marks::open(theirs)?;
         // It is a memfd, as its seals say. A lock belongs to an open file: to one that no other

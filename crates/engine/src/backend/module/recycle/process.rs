@@ -12,8 +12,7 @@ use wire::recycle::Refusal;
 
 use crate::backend::module::file::File;
 
-/// Makes pages of a file holes, unless they are pinned, and calls back with what became holes. The
-/// number says which of the guest's files.
+/// Makes pages of the guest's file of this number holes, unless pinned; calls back with holes.
 pub(super) type Punch<'a> = Box<dyn Fn(usize, &[Run], &mut dyn FnMut(Run)) -> Result<(), Errno> + 'a>;
 
 /// What a sweep needs of the process. The tests have a model.
@@ -28,7 +27,6 @@ pub(super) trait Ground: Send {
     fn drain(&self);
 }
 
-/// A QEMU.
 pub(super) struct Qemu {
     pub(super) pid: i32,
     pub(super) process: PidFd,
@@ -37,7 +35,6 @@ pub(super) struct Qemu {
     pub(super) pool: u32,
 }
 
-/// A file of its RAM.
 pub(super) struct OfRam {
     pub(super) file: Arc<File>,
     pub(super) id: FileId,
@@ -45,7 +42,6 @@ pub(super) struct OfRam {
     pub(super) number: u32,
 }
 
-/// A QEMU, with its RAM.
 pub(super) struct Process {
     qemu: Arc<Qemu>,
     files: Vec<OfRam>,
@@ -107,9 +103,7 @@ mod tests {
     use wire::PageNo;
 
     use super::*;
-    use crate::backend::module::contents::Contents;
     use crate::backend::module::tests::Fake;
-    use crate::core::content::index::ClientId;
 
     #[test]
     fn pages_of_the_processes_own_file_are_punched_and_no_other_file_in_its_place() {
@@ -117,17 +111,7 @@ mod tests {
         let (other, _other_map) = kmem::memfd::create_fixed("other", 16 << 12).unwrap();
         let (fake, pid) = (Arc::new(Fake(Mutex::default())), std::process::id() as i32);
         fake.0.lock().fill(1, 16);
-        let mut listed = kmem::pageonefs::File::default();
-        (listed.id, listed.size) = (1, 16 << 12);
-        let file = File::new(
-            &listed,
-            ClientId(1),
-            Arc::new(Contents::new(crate::core::content::seed::Seed::random())),
-            fake.clone(),
-            crate::backend::module::file::Mounted,
-        )
-        .map(Arc::new)
-        .unwrap();
+        let file = crate::backend::module::tests::file(fake.clone(), 16);
         let (monitor, _qemu) = std::os::unix::net::UnixStream::pair().unwrap();
         let process = PidFd::open(pid).unwrap();
         let qemu = Arc::new(Qemu { pid, process, monitor: monitor.into(), pool: 0 });

@@ -17,18 +17,16 @@ use crate::core::content::index::Content;
 use crate::core::ledger::Entry;
 use crate::core::recycle::state::Recycling;
 
-/// Pages claimed at a time (and up to a word more): the guest may wait for all of them, and longer
-/// where the daemon dies in the midst.
+/// Pages claimed at a time (and up to a word more): the guest may wait for all of them.
 const BATCH_PAGES: u64 = 1024;
 
-/// The host of a guest's pool.
 pub(super) struct Sweeper {
     host: ppr::Host<Arc<ppr::Pool>>,
     /// Ascending by frame; the region is the number of the file.
     extents: Vec<Extent>,
-    ground: Box<dyn Ground>,
+    pub(super) ground: Box<dyn Ground>,
     /// Dropped last.
-    pool: Pool,
+    pub(super) pool: Pool,
 }
 
 impl Sweeper {
@@ -36,15 +34,6 @@ impl Sweeper {
         let host = ppr::Host::new(pool.pool.clone(), ppr::Ram::new(extents.iter().map(Extent::frames)));
         pool.pool.set_host_state(ppr::HostState::Active);
         Self { host, extents, ground, pool }
-    }
-
-    pub(super) fn drain(&self) {
-        self.ground.drain();
-    }
-
-    /// Forgets all marks: there is no device.
-    pub(super) fn clear(&self) -> Result<(), Errno> {
-        self.pool.clear()
     }
 
     /// Punches marked pages, for at most `budget` of CPU time, and notes what became of it.
@@ -105,7 +94,6 @@ impl Sweeper {
         Ok(())
     }
 
-    /// Why nothing may be punched.
     fn refusal(&self, files: &[Arc<File>]) -> Option<Refusal> {
         if self.pool.pool.validate().is_err() {
             return Some(Refusal::Header);

@@ -27,14 +27,12 @@ use super::sweep::Sweeper;
 use crate::backend::module::file::File;
 use crate::backend::module::kernel::Kernel;
 use crate::backend::module::tests::{Fake, Rounds, World};
-use crate::config::Config;
 use crate::core::ledger::Entry;
 use crate::core::ledger::free_pages::tests::{guest_side, pool};
 use crate::core::ledger::free_pages::{FreePages, Marks};
 use crate::core::recycle::device;
 use crate::core::recycle::state::Recycling;
-use crate::world::shared::Shared;
-use crate::world::state_file::StateFile;
+use crate::world::shared::tests::shared;
 
 /// Where the guest has the first page of its first file, and of its second.
 const FRAMES: [u64; 2] = [256, 5000];
@@ -290,7 +288,7 @@ fn no_mark_from_before_a_pause_is_applied_after_it() {
     let sweeper = Mutex::new(guest.sweeper.take().unwrap());
     let kept = super::known::Guest { qemu, sweeper, recycling: recycling.clone(), files };
     recycling.lock().locate(vec![Extent { frame: FRAMES[0], region: RegionId(0), run: Run::new(PageNo(0), 80) }]);
-    let shared = Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap());
+    let shared = shared();
     kept.in_session(&shared, device::unplug).unwrap();
     assert_eq!((recycling.lock().status().state, guest.recycled()), (RecyclerState::Paused, 0));
     assert!(!recycling.lock().has_marks());

@@ -39,11 +39,13 @@ fn a_wrong_prediction_is_not_repeated_until_the_page_was_read() {
     scan(&mut region, &[]);
     scan(&mut region, &[]);
     assert!(region.predict(PageNo(3)) && !region.predict(PageNo(3)), "no candidate any more");
-    assert!(region.ages.settle_prediction(PageNo(3), true));
+    assert!(region.ages.differs(PageNo(3)));
     assert!(candidates(&mut region).contains(&3) && !region.predict(PageNo(3)), "to be read");
     region.ages.looked_at(PageNo(3));
-    assert!(!region.ages.settle_prediction(PageNo(3), true), "no prediction: what was read was written since");
-    assert!(region.predict(PageNo(4)) && !region.ages.settle_prediction(PageNo(4), false));
+    assert!(!region.ages.differs(PageNo(3)), "no prediction: what was read was written since");
+    assert!(region.predict(PageNo(4)));
+    region.ages.settled(PageNo(4));
+    assert!(!region.ages.differs(PageNo(4)), "it has its outcome");
 }
 
 #[test]

@@ -33,7 +33,6 @@ struct Region {
     children: Vec<Region>,
 }
 
-/// What an alias shows.
 #[derive(Debug)]
 struct Alias {
     target: String,
@@ -44,8 +43,7 @@ struct Alias {
 /// A tree, and what it is printed as: `address-space: NAME` or `memory-region: NAME`.
 type Section = (Vec<String>, Region);
 
-/// RAM that CPUs see, by address in bytes. Memory of devices, such as a screen's, has another
-/// priority than 0, and is none.
+/// RAM that CPUs see, by address in bytes. Memory of devices has another priority than 0.
 pub(super) fn find(text: &str) -> Vec<Range<u64>> {
     let sections = parse(text);
     let mut painted = Vec::new();
@@ -96,7 +94,6 @@ fn paint(
     }
 }
 
-/// The parts of a range that have not been painted.
 fn unpainted(range: Range<i128>, painted: &[(Range<i128>, bool)]) -> Vec<Range<i128>> {
     let mut free = vec![range];
     for (taken, _) in painted {

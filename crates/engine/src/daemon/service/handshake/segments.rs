@@ -60,15 +60,13 @@ pub(super) fn hold(
     Ok(())
 }
 
-/// Whether a file is a part of a snapshot's RAM: nobody can change it, and it is as long as a
-/// segment.
+/// Whether a file is a part of a snapshot's RAM: unchangeable, and as long as a segment.
 fn is_of_snapshot(fd: &OwnedFd) -> bool {
     let len = SEGMENT_PAGES as u64 * PAGE_SIZE as u64;
     memfd::require_written(fd).is_ok() && rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_size as u64 == len)
 }
 
-/// Takes back the segments that an agent handed over and that were made for its domain, and takes
-/// those of snapshots. Returns all that it holds.
+/// Takes back segments made for the agent's domain, and snapshots'. Returns all that it holds.
 pub(super) fn adopt(
     shared: &Shared,
     domain: &Domain,

@@ -190,7 +190,7 @@ fn a_daemon_that_is_full_says_so() {
     let mut daemon = Daemon::new(Config::default());
     let agent = introduce_oneself(&mut daemon);
     let uid = rustix::process::geteuid().as_raw();
-    let under_way = vec![daemon.service.admitting.entry(uid).or_default().clone(); MAX_ADMISSIONS];
+    let under_way = vec![daemon.service.admissions.under_way.entry(uid).or_default().clone(); MAX_ADMISSIONS];
     let why = refusal_of(&mut daemon, &agent);
     assert!(why.contains("new clients of this user is being looked at, which does not end"), "{why}");
     drop(under_way);

@@ -326,55 +326,13 @@ impl Drop for Client {
     }
 }
 
-/// Kernels, and archives to boot them with, for guests whose free pages are recycled
-/// (`scripts/lib/ppr-archive.sh`); or why there are none.
-pub fn recycler_guests() -> Result<Vec<(String, String)>, String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ppr-archive.sh");
-    let out = Command::new(script).output().map_err(|e| e.to_string())?;
-    if !out.status.success() {
-        return Err(String::from_utf8_lossy(&out.stderr).trim().to_string());
-    }
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    let pair = |line: &str| line.split_once(' ').map(|(kernel, archive)| (kernel.to_string(), archive.to_string()));
-    Ok(text.lines().filter_map(pair).collect())
-}
+/// Kernels, and archives to boot them with, for guests whose free pages are recycled.
+pub use testguest::load::boots as recycler_guests;
 
 /// Words of the command that starts a guest of [`recycler_guests`]; `work`: parameters for
 /// `guest/load/init`.
-pub fn recycler_words(guest: &(String, String), memory_mib: u32, work: &str) -> Vec<String> {
-    let append = format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off {work}");
-    let memory = memory_mib.to_string();
-    let (accelerator, cpu) = match accelerator() {
-        testguest::Accelerator::Tcg => ("tcg,tb-size=16", "qemu64,-cx16"),
-        testguest::Accelerator::Kvm => ("kvm", "host"),
-    };
-    let words = [
-        "qemu-system-x86_64",
-        "-accel",
-        accelerator,
-        "-cpu",
-        cpu,
-        "-m",
-        &memory,
-        "-kernel",
-        &guest.0,
-        "-initrd",
-        &guest.1,
-        "-append",
-        &append,
-        "-nodefaults",
-        "-no-user-config",
-        "-no-reboot",
-        "-display",
-        "none",
-        "-chardev",
-        "stdio,id=console,signal=off",
-        "-serial",
-        "chardev:console",
-        "-monitor",
-        "none",
-    ];
-    words.map(str::to_string).to_vec()
+pub fn recycler_words(guest: &testguest::load::Boot, memory_mib: u32, work: &str) -> Vec<String> {
+    testguest::load::words(guest, accelerator(), memory_mib.into(), work)
 }
 
 /// What tests' guests run on: KVM where `PAGEONE_TEST_ACCEL` says so (`scripts/lanes/kvm.sh`).

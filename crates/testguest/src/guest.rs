@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "Command::pre_exec, to ask for the parent's death signal")]
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read};
 use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -154,7 +154,7 @@ impl Guest {
     /// # Errors
     /// If the command's program cannot be run.
     pub fn start(command: Command) -> Result<Self, StartError> {
-        Self::start_with(command, false)
+        Self::run(command, io::pipe().map_err(StartError::Pipe)?)
     }
 
     /// Like [`Guest::start`]; standard error counts as console too, so that the launcher's messages
@@ -162,15 +162,13 @@ impl Guest {
     ///
     /// # Errors
     /// If the command's program cannot be run.
-    pub fn start_with_stderr(command: Command) -> Result<Self, StartError> {
-        Self::start_with(command, true)
+    pub fn start_with_stderr(mut command: Command) -> Result<Self, StartError> {
+        let pipe = io::pipe().map_err(StartError::Pipe)?;
+        command.stderr(pipe.1.try_clone().map_err(StartError::Pipe)?);
+        Self::run(command, pipe)
     }
 
-    fn start_with(mut command: Command, stderr: bool) -> Result<Self, StartError> {
-        let (console, output) = io::pipe().map_err(StartError::Pipe)?;
-        if stderr {
-            command.stderr(output.try_clone().map_err(StartError::Pipe)?);
-        }
+    fn run(mut command: Command, (console, output): (PipeReader, PipeWriter)) -> Result<Self, StartError> {
         command.stdin(Stdio::null()).stdout(output).process_group(0);
         // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
         // calls are allowed. It makes one system call, prctl(2): it takes no lock and allocates
@@ -278,6 +276,11 @@ impl Guest {
     /// The console's lines, the last few thousand of them.
     pub fn console(&self) -> Vec<String> {
         self.heard.lock().lines.iter().cloned().collect()
+    }
+
+    /// The first line of the console for which `is_it` holds, of those that it still has.
+    pub fn said(&self, is_it: impl Fn(&str) -> bool) -> Option<String> {
+        self.heard.lock().lines.iter().find(|line| is_it(line)).cloned()
     }
 
     /// Waits until all is read that the console has said, at most for this time. That ends only

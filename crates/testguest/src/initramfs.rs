@@ -3,8 +3,7 @@
 //! The files come from `/usr/bin`, `/usr/lib` and `/usr/share`, a third of the budget each, in
 //! sorted order: the same machine gives the same archive. They are laid out in slices of up to
 //! 4 MiB, `/data/00`, `/data/01`, ..., each with its checksum list `/ref/NN`; `/ref/all` lists all.
-//! The checksums are computed on the host, with the busybox that the guest will use. On request
-//! half of each page of a file is zeros ([`Contents::ZeroPrefixed`]).
+//! The checksums are computed on the host, with the busybox that the guest will use.
 //!
 //! The archive is not compressed: under emulation, unpacking is the longest part of booting. It is
 //! kept in the cache under a name that contains a hash of its inputs.
@@ -26,8 +25,6 @@ const SOURCES: [&str; 3] = ["/usr/bin", "/usr/lib", "/usr/share"];
 const FILE_SIZE: std::ops::RangeInclusive<u64> = 4096..=SLICE_BYTES;
 /// Bytes of a slice: what a guest copies in one round.
 const SLICE_BYTES: u64 = 4 << 20;
-/// Zeros in front of as many bytes of a file, where files are prefixed: half of a page.
-const PREFIX: usize = 2048;
 
 /// Why an initramfs was not built.
 #[derive(Debug, thiserror::Error)]
@@ -91,35 +88,6 @@ pub enum BuildError {
     NoChecksum(PathBuf),
 }
 
-/// What the files of a guest hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Contents {
-    /// What the machine's files hold.
-    #[default]
-    Plain,
-    /// The same, and 2 KiB of zeros in front of each 2 KiB: pages that differ only behind a long
-    /// common beginning, which is slow to compare and to hash in parts.
-    ZeroPrefixed,
-}
-
-impl Contents {
-    /// What a file of these bytes holds in a guest.
-    fn of(self, bytes: Vec<u8>) -> Vec<u8> {
-        match self {
-            Self::Plain => bytes,
-            Self::ZeroPrefixed => bytes.chunks(PREFIX).flat_map(|part| [&[0; PREFIX], part].concat()).collect(),
-        }
-    }
-
-    /// Bytes that a file's bytes become.
-    fn growth(self) -> u64 {
-        match self {
-            Self::Plain => 1,
-            Self::ZeroPrefixed => 2,
-        }
-    }
-}
-
 /// An ordinary file of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Input {
@@ -147,36 +115,27 @@ impl Input {
 ///
 /// # Errors
 /// If busybox is missing, or the cache cannot be written.
-pub(crate) fn initramfs(cache: &Path, data_mib: u64, contents: Contents) -> Result<PathBuf, InitramfsError> {
+pub(crate) fn initramfs(cache: &Path, data_mib: u64) -> Result<PathBuf, InitramfsError> {
     let sources: Vec<_> = SOURCES.iter().map(Path::new).collect();
-    archive(find::find_busybox()?, &sources, cache, data_mib, contents)
+    archive(find::find_busybox()?, &sources, cache, data_mib)
 }
 
 /// The same, of files below `sources`.
-fn archive(
-    busybox: PathBuf,
-    sources: &[&Path],
-    cache: &Path,
-    data_mib: u64,
-    contents: Contents,
-) -> Result<PathBuf, InitramfsError> {
-    let inputs = select(sources, (data_mib << 20) / contents.growth());
+fn archive(busybox: PathBuf, sources: &[&Path], cache: &Path, data_mib: u64) -> Result<PathBuf, InitramfsError> {
+    let inputs = select(sources, data_mib << 20);
     if inputs.is_empty() {
         return Err(InitramfsError::NoFiles);
     }
     let mut hash = DefaultHasher::new();
-    (INIT, &inputs, Input::new(busybox.clone()), SLICE_BYTES, contents).hash(&mut hash);
-    let prefix = match contents {
-        Contents::Plain => format!("initramfs-{data_mib}-"),
-        Contents::ZeroPrefixed => format!("initramfs-zeros-{data_mib}-"),
-    };
+    (INIT, &inputs, Input::new(busybox.clone()), SLICE_BYTES).hash(&mut hash);
+    let prefix = format!("initramfs-{data_mib}-");
     let path = cache.join(format!("{prefix}{:016x}.cpio", hash.finish()));
     if path.exists() {
         return Ok(path);
     }
     std::fs::create_dir_all(cache).map_err(|source| InitramfsError::CreateCache { path: cache.to_owned(), source })?;
     let part = cache.join(format!("{prefix}{}.part", std::process::id()));
-    write_whole(&part, &path, || build(&part, &busybox, &inputs, contents))?;
+    write_whole(&part, &path, || build(&part, &busybox, &inputs))?;
     remove_older(cache, &prefix, &path);
     Ok(path)
 }
@@ -275,7 +234,7 @@ fn slices(inputs: &[Input]) -> Vec<&[Input]> {
 }
 
 /// Writes the archive to `part`.
-fn build(part: &Path, busybox: &Path, inputs: &[Input], contents: Contents) -> Result<(), BuildError> {
+fn build(part: &Path, busybox: &Path, inputs: &[Input]) -> Result<(), BuildError> {
     let mut cpio = Cpio::new(BufWriter::with_capacity(1 << 20, File::create(part)?));
     cpio.directory("bin")?;
     cpio.file("bin/busybox", 0o755, &std::fs::read(busybox)?)?;
@@ -288,7 +247,7 @@ fn build(part: &Path, busybox: &Path, inputs: &[Input], contents: Contents) -> R
         let mut list = String::new();
         for input in slice {
             let name = format!("{n:02}{}", input.path.display());
-            let bytes = contents.of(std::fs::read(&input.path)?);
+            let bytes = std::fs::read(&input.path)?;
             list.push_str(&format!("{}  {name}\n", checksum(busybox, &bytes)?));
             let name = format!("data/{name}");
             let parents: Vec<_> = Path::new(&name).ancestors().skip(1).collect();
@@ -344,17 +303,6 @@ mod tests {
     }
 
     #[test]
-    fn half_of_a_prefixed_file_is_zeros() {
-        let bytes: Vec<u8> = (0..5000).map(|i| (i % 255 + 1) as u8).collect();
-        assert_eq!(Contents::Plain.of(bytes.clone()), bytes);
-        let prefixed = Contents::ZeroPrefixed.of(bytes.clone());
-        assert_eq!(prefixed.len(), 3 * PREFIX + 5000);
-        for (part, prefixed) in bytes.chunks(PREFIX).zip(prefixed.chunks(2 * PREFIX)) {
-            assert_eq!(prefixed, [&[0; PREFIX], part].concat());
-        }
-    }
-
-    #[test]
     fn selection_is_sorted_within_budget_and_of_plain_files_only() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
@@ -384,7 +332,7 @@ mod tests {
         // It takes `md5sum` for a pattern: it reads everything, and prints nothing.
         let silent = find::find_program("awk", "mawk").unwrap();
         let error = |busybox: &Path, files: &Path, cache: &Path| {
-            let error = archive(busybox.into(), &[files], cache, 1, Contents::Plain).unwrap_err();
+            let error = archive(busybox.into(), &[files], cache, 1).unwrap_err();
             let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
             causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
         };

@@ -27,10 +27,11 @@ pub mod find;
 mod guest;
 mod heard;
 mod initramfs;
+pub mod load;
 mod probe;
 mod spec;
 
 pub use guest::{Broken, Guest, StartError, Verdict};
-pub use initramfs::{BuildError, Contents, InitramfsError};
+pub use initramfs::{BuildError, InitramfsError};
 pub use probe::{NoKvm, try_kvm};
 pub use spec::{Accelerator, MEMORY_MIB_MIN, Options, PrepareError, Spec};

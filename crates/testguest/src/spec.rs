@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::find::{self, FindError};
-use crate::initramfs::{self, Contents, InitramfsError};
+use crate::initramfs::{self, InitramfsError};
 
 /// `panic=-1` with QEMU's `-no-reboot`: a panic ends the guest. `mitigations=off`: nothing hostile
 /// runs here, and emulation makes mitigations expensive. `rootfstype=ramfs`: a tmpfs is limited to
@@ -33,6 +33,11 @@ const TRANSLATION_CACHE_MIB: u32 = 16;
 /// that instruction in the slab allocator, with impossible flags.
 const EMULATED_CPU: &str = "qemu64,-cx16";
 
+/// Nothing but a console on standard output. Unlike `-serial stdio`, this leaves Ctrl-C and the
+/// terminal's settings alone.
+pub(crate) const DEVICES: &str = "-nodefaults -no-user-config -no-reboot -display none \
+    -chardev stdio,id=console,signal=off -serial chardev:console -monitor none";
+
 /// QEMU's accelerator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accelerator {
@@ -54,22 +59,13 @@ pub struct Options {
     pub accelerator: Accelerator,
     /// Whether guests load the recycler's module, which marks the pages that they free.
     pub ppr: bool,
-    /// What the guests' files hold.
-    pub contents: Contents,
     /// Further kernel parameters, such as `PAGEONE_ROUNDS=3` (see `guest/demo/init`).
     pub append: Option<String>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            memory_mib: 512,
-            kernel: None,
-            accelerator: Accelerator::Tcg,
-            ppr: false,
-            contents: Contents::Plain,
-            append: None,
-        }
+        Self { memory_mib: 512, kernel: None, accelerator: Accelerator::Tcg, ppr: false, append: None }
     }
 }
 
@@ -107,7 +103,7 @@ impl Spec {
         }
         let data_mib = DATA_MIB_MAX.min((f64::from(options.memory_mib - SYSTEM_MIB) * DATA_SHARE) as u64);
         let kernel = find::find_kernel(options.kernel.as_deref())?;
-        let mut initramfs = initramfs::initramfs(&find::cache_dir()?, data_mib, options.contents)?;
+        let mut initramfs = initramfs::initramfs(&find::cache_dir()?, data_mib)?;
         if options.ppr {
             initramfs = initramfs::with_recycler(&initramfs, &find::find_recycler(&kernel)?)?;
         }
@@ -126,34 +122,16 @@ impl Spec {
         if let Some(more) = &self.options.append {
             append = format!("{append} {more}");
         }
-        let words: [OsString; 24] = [
-            self.qemu.clone().into(),
-            "-accel".into(),
-            accelerator.into(),
-            "-cpu".into(),
-            cpu.into(),
-            "-m".into(),
-            self.options.memory_mib.to_string().into(),
-            "-kernel".into(),
-            self.kernel.clone().into(),
-            "-initrd".into(),
-            self.initramfs.clone().into(),
-            "-append".into(),
-            append.into(),
-            "-nodefaults".into(),
-            "-no-user-config".into(),
-            "-no-reboot".into(),
-            "-display".into(),
-            "none".into(),
-            // Unlike `-serial stdio`, this leaves Ctrl-C and the terminal's settings alone.
-            "-chardev".into(),
-            "stdio,id=console,signal=off".into(),
-            "-serial".into(),
-            "chardev:console".into(),
-            "-monitor".into(),
-            "none".into(),
+        let machine: [(&str, OsString); 6] = [
+            ("-accel", accelerator.into()),
+            ("-cpu", cpu.into()),
+            ("-m", self.options.memory_mib.to_string().into()),
+            ("-kernel", self.kernel.clone().into()),
+            ("-initrd", self.initramfs.clone().into()),
+            ("-append", append.into()),
         ];
-        words.into()
+        let machine = machine.into_iter().flat_map(|(name, value)| [name.into(), value]);
+        std::iter::once(self.qemu.clone().into()).chain(machine).chain(DEVICES.split(' ').map(Into::into)).collect()
     }
 
     /// The same guests on another accelerator.

@@ -38,7 +38,6 @@ deps_medium() {
 }
 
 deps_bench() {
-    want librocksdb-dev "RocksDB as a rival of mpool: cargo build --release -p bench-structures --features rocksdb" test -e /usr/include/rocksdb/c.h
     want fio "mpool's sequential bench compares with it" have fio
     install_missing
     if [ -e /usr/sbin/ksmtuned ] || [ -e "$cache/ksmtuned/usr/sbin/ksmtuned" ]; then return; fi

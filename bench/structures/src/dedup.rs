@@ -1,4 +1,4 @@
-//! `dedup`: the index of a pool's pages at scale, and removing checkpoints.
+//! `dedup`: the index of a pool's pages at scale, and the maps of large guests.
 //!
 //! - `index`: as many unique pages as a pool of `--tib` TiB has, by simulated hashes, with the
 //!   limits that checkpoints have. The index is in a real pool; the data mblocks are not there,
@@ -10,19 +10,19 @@
 //! - `idle`: opening the index and looking 1,000 pages up, as the second checkpoint of an idle
 //!   guest does.
 //! - `second`: the second checkpoint of a guest of `--guest-tib`, of which nothing, 1,000 pages, or
-//!   1 % of the pages changed; `opened`: opening a pool of `--tib` (`dedup/maps.rs`).
-//! - `rm`: removing one of `--guests` real checkpoints, half of whose pages are its own.
+//!   1 % of the pages changed (`dedup/maps.rs`).
 
 mod maps;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use bench_common::random::mix;
 use bench_common::report::{Row, Sheet};
+use checkpoint::PageFlaw;
 use checkpoint::index::{Index, Known, Limits, Run};
-use checkpoint::{Catalog, PageFlaw, Store, hash};
-use mpool::{BLOCK, Pool};
+use mpool::Pool;
 
 /// Pages of a data mblock.
 const PAGES: u64 = 8192;
@@ -38,23 +38,9 @@ pub(crate) struct Options {
     /// TiB of memory of the guest of `second` [default: 1; 0.0625 with --quick]
     #[arg(long)]
     guest_tib: Option<f64>,
-    /// Checkpoints of `rm` [default: 64; 8 with --quick]
-    #[arg(long)]
-    guests: Option<u64>,
-    /// MiB of memory of each of them
-    #[arg(long, default_value_t = 128)]
-    mib: u64,
     /// Directory for the pools [default: a temporary one]
     #[arg(long)]
     data: Option<PathBuf>,
-}
-
-/// A number without a pattern (SplitMix64).
-fn mix(number: u64) -> u64 {
-    let z = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// The hash of a page.
@@ -89,9 +75,7 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let tib = options.tib.unwrap_or(if quick { 0.125 } else { 10.0 });
     let guest_tib = options.guest_tib.unwrap_or(if quick { 0.0625 } else { 1.0 });
     let mut rows = maps::second(directory.path(), guest_tib)?;
-    rows.extend(maps::opened(directory.path(), tib)?);
     rows.extend(index(directory.path(), tib)?);
-    rows.extend(remove(directory.path(), options.guests.unwrap_or(if quick { 8 } else { 64 }), options.mib)?);
     Ok(rows)
 }
 
@@ -189,41 +173,4 @@ fn idle(sheet: &mut Sheet, pool: &Pool, runs: &[Run], known: &Simulated) {
     changed.chunks(BATCH).for_each(|batch| drop(index.find_many(batch, known)));
     sheet.add("open_and_1000_pages_ms", start.elapsed().as_secs_f64() * 1e3, "ms");
     sheet.add("memory_mib", index.memory() as f64 / f64::from(1 << 20), "MiB");
-}
-
-/// Stores checkpoints and removes one of them.
-fn remove(directory: &Path, guests: u64, mib: u64) -> Result<Vec<Row>> {
-    let pool = Pool::create(&directory.join("rm"), "rm")?;
-    let pages = mib * 256;
-    let mut catalog = Catalog::open(&pool)?;
-    for guest in 0..guests {
-        let store = Store::new(catalog);
-        let mut writer = store.begin(&format!("guest-{guest}"))?;
-        writer.set_pages(pages as usize);
-        // The first half is everyone's.
-        let content = |page: u64| if page < pages / 2 { page + 1 } else { (guest + 1) * pages + page + 1 };
-        for first in (0..pages).step_by(BATCH) {
-            let numbers: Vec<u64> = (first..pages.min(first + BATCH as u64)).collect();
-            let bytes: Vec<u8> =
-                numbers.iter().flat_map(|page| content(*page).to_le_bytes().repeat(BLOCK / 8)).collect();
-            let hashes: Vec<Option<u128>> = bytes.chunks(BLOCK).map(|page| hash(page, writer.seed())).collect();
-            writer.put(&numbers, &bytes, &hashes)?;
-        }
-        for off in writer.put_off().chunks(BATCH) {
-            let bytes: Vec<u8> = off.iter().flat_map(|off| content(off.page).to_le_bytes().repeat(BLOCK / 8)).collect();
-            writer.put_again(off, &bytes)?;
-        }
-        writer.commit("bench".into(), vec![(0, pages * BLOCK as u64)])?;
-        catalog = store.into_catalog();
-    }
-    drop(catalog);
-    let case = format!("{guests} checkpoints of {mib} MiB");
-    let mut sheet = sheet(case, "rm");
-    let start = Instant::now();
-    let mut catalog = Catalog::open(&pool)?;
-    sheet.add("open_ms", start.elapsed().as_secs_f64() * 1e3, "ms");
-    let start = Instant::now();
-    catalog.remove("guest-1").context("cannot remove a checkpoint")?;
-    sheet.add("seconds", start.elapsed().as_secs_f64(), "s");
-    Ok(sheet.rows)
 }

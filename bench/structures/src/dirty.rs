@@ -7,20 +7,17 @@
 //! many times over. Medians of the rounds.
 //!
 //! Then, for ours and the bitmap: inserting frames that are dirty already and whose words are in
-//! the first-level cache, and two threads on a half each against one; the fastest of many short
-//! runs. Beside the latter stands what two threads gain that only calculate: more than that this
-//! machine has not to give.
+//! the first-level cache; the fastest of many short runs.
 
 mod rivals;
 
 use std::hint::black_box;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use dirty::{Bitmap, DirtySet, DirtyTree};
 
+use bench_common::random::Random;
 use bench_common::report::{Row, Sheet, medians};
 use rivals::Subject;
 
@@ -59,7 +56,6 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
     }
     drop(subjects);
     rows.extend(hot(rounds)?);
-    rows.extend(two_threads(rounds)?);
     Ok(rows)
 }
 
@@ -67,13 +63,8 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
 fn places(order: &str) -> Vec<u64> {
     let mut all: Vec<u64> = (0..FRAMES).collect();
     if order == "random" {
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        for i in (1..all.len()).rev() {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            all.swap(i, (state % (i as u64 + 1)) as usize);
-        }
+        let mut random = Random::new(0);
+        (1..all.len()).rev().for_each(|i| all.swap(i, random.below(i + 1)));
     }
     all
 }
@@ -220,89 +211,4 @@ fn again(set: &impl DirtySet, frames: &[u64], times: u32) -> Duration {
             }
         }
     })
-}
-
-/// One thread on one half, then two on a half each.
-fn two_threads(rounds: usize) -> Result<Vec<Row>> {
-    const NEW: usize = 200_000;
-    const HOT: usize = 4096;
-    let tree = DirtyTree::new(FRAMES)?;
-    let half = FRAMES / 2;
-    let (low, high): (Vec<u64>, Vec<u64>) = places("random").into_iter().partition(|&frame| frame < half);
-    let insert = |frames: &[u64], times: usize| {
-        for _ in 0..times {
-            for &frame in black_box(frames) {
-                tree.insert(frame);
-            }
-        }
-    };
-    let calculate = || {
-        let mut sums = black_box([1u64, 2, 3, 4]);
-        for i in 0..1_000_000 {
-            let [a, b, c, d] = sums;
-            sums = [a.wrapping_add(i) ^ b, b.rotate_left(3) ^ i, c ^ a, d.rotate_left(5) ^ i];
-        }
-        black_box(sums);
-    };
-    let mut out = vec![1; 2 * NEW + 64];
-    let mut clear = || assert!(tree.take_frames(&mut (0..FRAMES), &mut out) <= 2 * NEW);
-    let new: Works<'_> = [&|| insert(&low[..NEW], 1), &|| insert(&high[..NEW], 1)];
-    let known: Works<'_> = [&|| insert(&low[..HOT], 100), &|| insert(&high[..HOT], 100)];
-    let mut rows = compare("pageone", "new frames", new, NEW, rounds * 20, &mut clear);
-    clear();
-    known.iter().for_each(|work| work());
-    let case = "frames that are dirty already";
-    rows.extend(compare("pageone", case, known, 100 * HOT, rounds * 50, &mut || ()));
-    rows.extend(compare("calculating", case, [&calculate, &calculate], 1_000_000, rounds * 50, &mut || ()));
-    Ok(rows)
-}
-
-type Works<'a> = [&'a (dyn Fn() + Sync); 2];
-
-/// Both works one after the other, then at once; `steps` is what each does.
-fn compare(
-    subject: &'static str,
-    case: &str,
-    works: Works<'_>,
-    steps: usize,
-    times: usize,
-    before: &mut dyn FnMut(),
-) -> Vec<Row> {
-    let alone = least(times, || {
-        before();
-        time(|| works.iter().for_each(|work| work()))
-    });
-    let start = Barrier::new(2);
-    let over = AtomicBool::new(false);
-    let both = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            loop {
-                start.wait();
-                if over.load(Relaxed) {
-                    return;
-                }
-                works[1]();
-                start.wait();
-            }
-        });
-        let both = least(times, || {
-            before();
-            start.wait();
-            time(|| {
-                works[0]();
-                start.wait();
-            })
-        });
-        over.store(true, Relaxed);
-        start.wait();
-        both
-    });
-    let case = format!("two threads on a half each: {case}");
-    let mut sheet = Sheet { bench: "dirty", case, subject, threads: 1, rows: Vec::new() };
-    let per_step = |spent: Duration| spent.as_nanos() as f64 / (2 * steps) as f64;
-    sheet.add("insert_ns", per_step(alone), "ns");
-    sheet.threads = 2;
-    sheet.add("insert_ns", per_step(both), "ns");
-    sheet.add("speed_to_one_thread", alone.as_secs_f64() / both.as_secs_f64(), "");
-    sheet.rows
 }

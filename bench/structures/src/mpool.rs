@@ -1,25 +1,19 @@
-//! `mpool`: object pools and mcache maps against plain files, `mmap` of each mblock on its own, and
-//! RocksDB.
+//! `mpool`: object pools and mcache maps against plain files and `mmap` of each mblock on its own.
 //!
 //! - `map`: making and removing a map of 1,000 mblocks, against 1,000 mappings of files;
-//! - `warm`: reading pages that are in memory, against a mapped file;
 //! - `sequential`: writing and reading one mblock after the other, against `fio` in the same
 //!   directory;
 //! - `encrypted`: the same, and pages one by one, in an encrypted pool beside one that is not;
 //! - `commits`: committing objects, one thread and 64;
-//! - `ycsb-b`, `ycsb-c`, `hot`, `slow`: point reads and updates on sorted tables four times as
-//!   large as the memory limit ([`ycsb`]).
+//! - `ycsb-b`, `ycsb-c`: point reads and updates on sorted tables four times as large as the memory
+//!   limit ([`ycsb`]).
 
 mod commits;
 mod encrypted;
 mod engine;
 mod files;
-mod histogram;
 mod maps;
-#[cfg(feature = "rocksdb")]
-mod rocksdb;
 mod sequential;
-mod trace;
 mod worker;
 mod ycsb;
 mod zipf;
@@ -35,13 +29,11 @@ pub(crate) use worker::{Worker, run as work};
 /// What to measure, and where.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only this: map, warm, sequential, encrypted, commits, ycsb-b, ycsb-c, hot (memory is enough
-    /// for what is hot) or slow (ycsb-c on a medium of 125 MB a second)
+    /// Only this: map, sequential, encrypted, commits, ycsb-b or ycsb-c
     #[arg(long)]
     only: Option<String>,
-    /// Only these of ycsb's subjects: pageone, pageone-no-reaper, mmap, mmap-default, rocksdb,
-    /// rocksdb-tuned, touched, touched-no-reaper (pages are touched, not asked for, with
-    /// read-ahead)
+    /// Only these of ycsb's subjects: pageone, pageone-no-reaper, mmap, mmap-default,
+    /// touched, touched-no-reaper (pages are touched, not asked for, with read-ahead)
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
     /// Directory for the data, on the medium to be measured [default: a temporary one]
@@ -50,17 +42,6 @@ pub(crate) struct Options {
     /// Rounds; medians are printed
     #[arg(long)]
     rounds: Option<usize>,
-    /// How many reads a second the medium may serve in ycsb (a limit of the block I/O control
-    /// group) [default: what it can]
-    #[arg(long, value_name = "N")]
-    iops: Option<u64>,
-    /// How many megabytes a second may be read in ycsb, as --iops [default: what the medium can]
-    #[arg(long, value_name = "MB")]
-    mbps: Option<u64>,
-    /// Print where the time of ycsb goes too: misses, work of the medium and the CPUs, and the
-    /// causes of a miss's wait
-    #[arg(long)]
-    trace: bool,
     /// Threads of ycsb
     #[arg(long, value_name = "N", default_value_t = 8)]
     threads: usize,
@@ -80,10 +61,7 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let rounds = options.rounds.unwrap_or(if quick { 1 } else { 3 }).max(1);
     let mut rows = Vec::new();
     if wanted("map") {
-        rows.extend(maps::map_many(directory.path(), quick).context("map")?);
-    }
-    if wanted("warm") {
-        rows.extend(maps::warm(directory.path(), quick).context("warm")?);
+        rows.extend(maps::run(directory.path(), quick).context("map")?);
     }
     if wanted("sequential") {
         rows.extend(sequential::run(directory.path(), quick, rounds).context("sequential")?);

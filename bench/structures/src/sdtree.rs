@@ -3,9 +3,8 @@
 //! All subjects hold the same keys, which lie in one mapping, and answer the same questions in
 //! turn; medians of several rounds. Times are per call and thread. The subjects: `sdtree` ours;
 //! `skiplist`, `scc-treeindex`, `concurrent-map`, `rwlock-btreemap` and `rwlock-rbtree` (a
-//! red-black tree over page pointers, as KSM has) are ordered and compare bytes; `contrie` and
-//! `papaya-xxh3` hash the page and compare bytes at a hit; `compare-only` knows the answer and only
-//! compares.
+//! red-black tree over page pointers, as KSM has) are ordered and compare bytes; `papaya-xxh3`
+//! hashes the page and compares bytes at a hit; `compare-only` knows the answer and only compares.
 
 mod guest;
 mod measure;
@@ -28,7 +27,7 @@ pub(crate) struct Options {
     /// Only these cases [default: easy, zero-prefix, late and pages]
     #[arg(long, value_enum)]
     case: Vec<Case>,
-    /// Number of keys [default: 1,000,000 pages; 100,000,000 of 8 bytes or pairs]
+    /// Number of keys [default: 1,000,000 pages; 100,000,000 of 8 bytes]
     #[arg(long)]
     keys: Option<usize>,
     /// Only these subjects
@@ -48,9 +47,6 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
         match case {
             Case::Scale => {
                 rows.extend(scale::scale(options.keys.unwrap_or(if quick { 2_000_000 } else { 100_000_000 })))
-            }
-            Case::Churn => {
-                rows.extend(scale::churn(options.keys.unwrap_or(if quick { 2_000_000 } else { 100_000_000 })))
             }
             _ => match compare(case, options, quick, &mut mapping) {
                 Err(error) if case == Case::Pages => eprintln!("SKIPPED pages: {error:#}"),

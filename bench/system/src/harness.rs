@@ -6,4 +6,3 @@ pub(crate) mod hold;
 pub(crate) mod host;
 pub(crate) mod probe;
 pub(crate) mod rewrite;
-pub(crate) mod tracing;

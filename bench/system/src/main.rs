@@ -22,9 +22,7 @@ use bench_common::{own_program, report};
 use clap::{Parser, Subcommand};
 
 use crate::harness::hold;
-use crate::questions::{
-    checkpoint, estimate, governor, guests, idle, kvm, merge, module, ppr, scrape, see, start, steady,
-};
+use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge, module, ppr, scrape, see, steady};
 
 /// Measures PageONE and its rivals.
 #[derive(Parser)]
@@ -65,22 +63,12 @@ enum Bench {
     Ppr(ppr::Options),
     /// What a scrape of the metrics costs, and a status, with 64 clients
     Scrape,
-    /// How much later QEMU answers when libvirt's wrapper starts it
-    Start,
     /// What `pageone top` and `record` cost with 64 clients; an hour's recording, and jumps in it
     See(see::Options),
     /// Guests stored in a pool while they run
     Checkpoint(checkpoint::Options),
     /// What governing KSM costs and holds; rivals: static settings, the kernel's advisor, ksmtuned
     Governor(governor::Options),
-    /// The load of `governor`: fills memory and holds it
-    #[command(hide = true)]
-    GovernorLoad {
-        /// Pages to fill
-        pages: usize,
-        /// Number of the process
-        number: usize,
-    },
     /// The client of the benches: fills memory and holds it
     #[command(hide = true)]
     HoldMemory(hold::Holding),
@@ -110,10 +98,8 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Ppr(ref options) => ppr::run(options, cli.quick)?,
         Bench::See(ref options) => see::run(options, cli.quick)?,
         Bench::Scrape => scrape::run(cli.quick)?,
-        Bench::Start => start::run(cli.quick)?,
         Bench::Checkpoint(ref options) => checkpoint::run(options, cli.quick)?,
         Bench::Governor(ref options) => governor::run(options, cli.quick)?,
-        Bench::GovernorLoad { pages, number } => return governor::load::run(pages, number),
         Bench::HoldMemory(ref holding) => return hold::run(holding),
         Bench::Structure(ref words) => return structures(words, cli),
     };

@@ -11,5 +11,4 @@ pub(crate) mod module;
 pub(crate) mod ppr;
 pub(crate) mod scrape;
 pub(crate) mod see;
-pub(crate) mod start;
 pub(crate) mod steady;

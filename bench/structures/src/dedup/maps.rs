@@ -1,14 +1,15 @@
-//! Maps of large guests, and opening large pools. The data mblocks are in the pool, without pages.
+//! Maps of large guests. The data mblocks are in the pool, without pages.
 
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use bench_common::random::mix;
 use bench_common::report::Row;
 use checkpoint::{Catalog, Store};
 use mpool::{OpenOptions, Pool};
 
-use super::{PAGES, mix, sheet};
+use super::{PAGES, sheet};
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
@@ -97,34 +98,5 @@ pub(super) fn second(directory: &Path, tib: f64) -> Result<Vec<Row>> {
         sheet.add("bar_mib", mib(count * PAGE) + BESIDE_MIB, "MiB");
         sheet.add("memory_mib", mib(after.most.saturating_sub(before.memory)), "MiB");
     }
-    Ok(sheet.rows)
-}
-
-/// Opening a pool with a checkpoint that needs all of many data mblocks.
-pub(super) fn opened(directory: &Path, tib: f64) -> Result<Vec<Row>> {
-    let path = directory.join("opened");
-    let mblocks = (tib * (1_u64 << 28) as f64) as u64 / PAGES;
-    let store = Store::new(Catalog::open(&Pool::create(&path, "opened")?)?);
-    let mut writer = store.begin("all")?;
-    writer.set_pages(mblocks as usize);
-    let ids = writer.simulate(mblocks as usize)?;
-    ids.iter().enumerate().for_each(|(page, id)| writer.place(page as u64, *id, 7));
-    writer.commit("bench".into(), vec![(0, mblocks * PAGE)])?;
-    drop((ids, store));
-    let mut sheet = sheet(format!("{mblocks} data mblocks, {tib} TiB of unique pages"), "opened");
-    let before = Counters::read()?;
-    let start = Instant::now();
-    let pool = Pool::open(&path, OpenOptions::default())?;
-    sheet.add("pool_ms", start.elapsed().as_secs_f64() * 1e3, "ms");
-    let between = Counters::read()?;
-    let start = Instant::now();
-    let catalog = Catalog::open(&pool)?;
-    sheet.add("catalogue_ms", start.elapsed().as_secs_f64() * 1e3, "ms");
-    let after = Counters::read()?;
-    sheet.add("pool_mib", mib(between.memory.saturating_sub(before.memory)), "MiB");
-    sheet.add("catalogue_mib", mib(after.memory.saturating_sub(between.memory)), "MiB");
-    let start = Instant::now();
-    drop(Store::new(catalog).begin("next")?);
-    sheet.add("begin_ms", start.elapsed().as_secs_f64() * 1e3, "ms");
     Ok(sheet.rows)
 }

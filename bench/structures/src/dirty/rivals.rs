@@ -5,12 +5,8 @@
 //! | `pageone` | `dirty::DirtyTree` | yes | no |
 //! | `bitmap` | `dirty::Bitmap`: 64 frames a step, the same loop for bits as the tree's | yes | no |
 //! | `list` | `dirty::DirtyList`: a bounded ring | yes | no |
-//! | `array` | a plain array of frame numbers: what no list can beat | no | no |
 //! | `radix-8` | the published tree, rebuilt from its description | yes | no |
-//! | `roaring` | `roaring::RoaringBitmap` | no | yes |
-//! | `hi-sparse` | `hi_sparse_bitset::BitSet<_256bit>` | no | yes |
 
-use std::ops::ControlFlow;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
@@ -38,7 +34,7 @@ pub(crate) trait Subject {
 }
 
 /// Their names, in the order of the table.
-pub(crate) const NAMES: [&str; 7] = ["pageone", "bitmap", "radix-8", "list", "array", "roaring", "hi-sparse"];
+pub(crate) const NAMES: [&str; 4] = ["pageone", "bitmap", "radix-8", "list"];
 
 /// All of them, for frames below `frames`.
 pub(crate) fn all(frames: u64) -> Result<Vec<Box<dyn Subject>>> {
@@ -47,9 +43,6 @@ pub(crate) fn all(frames: u64) -> Result<Vec<Box<dyn Subject>>> {
         Box::new(Ours::bitmap(Bitmap::new(frames)?)),
         Box::new(Radix8::new(frames)),
         Box::new(Ours::list(DirtyList::new(frames, frames as usize)?)),
-        Box::new(Array { frames: vec![0; frames as usize], len: 0 }),
-        Box::new(Roaring(roaring::RoaringBitmap::new())),
-        Box::new(HiSparse(hi_sparse_bitset::BitSet::new())),
     ])
 }
 
@@ -112,45 +105,6 @@ impl<S: DirtySet> Subject for Ours<S> {
 
     fn is_peer(&self) -> bool {
         self.is_peer
-    }
-}
-
-struct Array {
-    frames: Vec<u64>,
-    len: usize,
-}
-
-impl Subject for Array {
-    fn name(&self) -> &'static str {
-        "array"
-    }
-
-    fn insert(&mut self, frames: &[u64]) {
-        for &frame in frames {
-            if let Some(place) = self.frames.get_mut(self.len) {
-                *place = frame;
-                self.len += 1;
-            }
-        }
-    }
-
-    fn look(&mut self, out: &mut [u64]) -> usize {
-        out[..self.len].copy_from_slice(&self.frames[..self.len]);
-        self.len
-    }
-
-    fn take(&mut self, out: &mut [u64]) -> usize {
-        let n = self.look(out);
-        self.len = 0;
-        n
-    }
-
-    fn bytes(&self) -> usize {
-        self.frames.len() * 8
-    }
-
-    fn is_peer(&self) -> bool {
-        false
     }
 }
 
@@ -227,90 +181,6 @@ impl Subject for Radix8 {
 
     fn is_peer(&self) -> bool {
         true
-    }
-}
-
-struct Roaring(roaring::RoaringBitmap);
-
-impl Subject for Roaring {
-    fn name(&self) -> &'static str {
-        "roaring"
-    }
-
-    fn insert(&mut self, frames: &[u64]) {
-        for &frame in frames {
-            self.0.insert(frame as u32);
-        }
-    }
-
-    fn look(&mut self, out: &mut [u64]) -> usize {
-        let mut filled = 0;
-        self.0.iter().zip(out).for_each(|(frame, place)| {
-            *place = u64::from(frame);
-            filled += 1;
-        });
-        filled
-    }
-
-    fn take(&mut self, out: &mut [u64]) -> usize {
-        let n = self.look(out);
-        self.0.clear();
-        n
-    }
-
-    fn bytes(&self) -> usize {
-        let s = self.0.statistics();
-        (s.n_bytes_array_containers + s.n_bytes_bitset_containers + s.n_bytes_run_containers) as usize
-    }
-
-    fn is_peer(&self) -> bool {
-        false
-    }
-}
-
-type Sparse = hi_sparse_bitset::BitSet<hi_sparse_bitset::config::_256bit>;
-
-struct HiSparse(Sparse);
-
-impl Subject for HiSparse {
-    fn name(&self) -> &'static str {
-        "hi-sparse"
-    }
-
-    fn insert(&mut self, frames: &[u64]) {
-        for &frame in frames {
-            self.0.insert(frame as usize);
-        }
-    }
-
-    fn look(&mut self, out: &mut [u64]) -> usize {
-        let mut filled = 0;
-        for block in self.0.block_iter() {
-            let _ = block.traverse(|frame| {
-                out[filled] = frame as u64;
-                filled += 1;
-                ControlFlow::<()>::Continue(())
-            });
-        }
-        filled
-    }
-
-    fn take(&mut self, out: &mut [u64]) -> usize {
-        let n = self.look(out);
-        self.0 = Sparse::new();
-        n
-    }
-
-    fn bytes(&self) -> usize {
-        use hi_sparse_bitset::MemInfo;
-        let info = self.0.mem_info();
-        MemInfo::<hi_sparse_bitset::config::_256bit>::ROOT_BLOCK_SIZE
-            + info.hi_blocks_cap() * MemInfo::<hi_sparse_bitset::config::_256bit>::HI_BLOCK_SIZE
-            + info.data_blocks_cap() * MemInfo::<hi_sparse_bitset::config::_256bit>::DATA_BLOCK_SIZE
-    }
-
-    fn is_peer(&self) -> bool {
-        false
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::median;
 use super::sequential::{MBLOCK, buffer, rate, read, settle, write};
-use super::zipf::Random;
+use bench_common::random::Random;
 use bench_common::report::{Row, Sheet};
 
 /// Pages that are read one by one, and commits, in a round.
@@ -53,8 +53,8 @@ impl Figures {
         let mut page = AlignedBuf::zeroed(BLOCK);
         let mut times: Vec<Duration> = (0..PAGES)
             .map(|_| {
-                let id = ids[random.next() as usize % ids.len()];
-                let at = random.next() % (MBLOCK / BLOCK) as u64 * BLOCK as u64;
+                let id = ids[random.below(ids.len())];
+                let at = (random.below(MBLOCK / BLOCK) * BLOCK) as u64;
                 let start = Instant::now();
                 pool.mblock(id)?.read(at, &mut page)?;
                 Ok(start.elapsed())

@@ -11,14 +11,11 @@ use std::io::{IoSlice, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use ::mpool::{
-    AlignedBuf, Allocation, CacheStats, Mcache, McacheMap, MediaClass, Mlog, OpenOptions, Pool, Settings, Temperature,
-};
+use ::mpool::{AlignedBuf, Allocation, Mcache, McacheMap, MediaClass, Mlog, OpenOptions, Pool, Settings, Temperature};
 use anyhow::{Context, Result, ensure};
+use bench_common::random::mix;
 
 use super::files::{Mapped, mappings_in};
-use super::trace::Loads;
-use super::zipf::{Random, Zipf, mix};
 
 /// Bytes of a record: 8 of key, the rest value.
 pub(super) const RECORD: usize = 1024;
@@ -58,47 +55,6 @@ impl Shape {
     }
 }
 
-/// Which key is asked for.
-pub(super) enum Choice {
-    Zipf(Zipf),
-    /// 95 % of the reads go to every fifth page. Holds all keys, sorted.
-    Hot(Vec<u64>),
-}
-
-impl Choice {
-    pub(super) fn new(shape: Shape, hot: bool) -> Self {
-        if hot { Self::Hot(shape.keys()) } else { Self::Zipf(Zipf::new(shape.records() as u64, 0.99)) }
-    }
-
-    pub(super) fn key(&self, random: &mut Random) -> u64 {
-        match self {
-            Self::Zipf(zipf) => mix(zipf.item(random)),
-            Self::Hot(keys) => {
-                let (is_hot, at) = (random.share() < 0.95, random.next() as usize % keys.len());
-                let (page, record) = (at / (PAGE / RECORD), at % (PAGE / RECORD));
-                let page = if is_hot { page / 5 * 5 } else { page };
-                keys[page * (PAGE / RECORD) + record]
-            }
-        }
-    }
-}
-
-/// The share of reads that miss when exactly those pages are in memory that are asked for most:
-/// nothing that decides by pages can do better for long.
-pub(super) fn least_misses(shape: Shape, memory: usize) -> f64 {
-    let records = shape.records();
-    let keys = shape.keys();
-    let mut popularity = vec![0.0f64; shape.bytes() / PAGE];
-    for rank in 0..records {
-        let item = mix(rank as u64) % records as u64;
-        let at = keys.binary_search(&mix(item)).unwrap_or(0);
-        popularity[at / (PAGE / RECORD)] += ((rank + 1) as f64).powf(-0.99);
-    }
-    let all: f64 = popularity.iter().sum();
-    popularity.sort_by(|a, b| b.total_cmp(a));
-    1.0 - popularity[..(memory / PAGE).min(popularity.len())].iter().sum::<f64>() / all
-}
-
 /// A record whose value follows from the key and a version.
 pub(super) fn fill_record(record: &mut [u8], key: u64, version: u64) {
     let mut word = mix(key ^ version);
@@ -123,19 +79,11 @@ pub(super) trait Store: Send + Sync {
     /// Gives the key another value.
     fn update(&self, key: u64, version: u64) -> Result<()>;
     /// Pages read from the medium so far, if it counts them.
-    fn loaded(&self) -> Option<u64> {
-        None
-    }
-    /// Where its reads from the medium spent their time, if it counts that.
-    fn trace(&self) -> Option<Loads> {
-        None
-    }
+    fn loaded(&self) -> Option<u64>;
     /// Mappings that show the data.
     fn vmas(&self) -> usize;
     /// Something to be told about the run.
-    fn note(&self) -> String {
-        String::new()
-    }
+    fn note(&self) -> String;
 }
 
 /// Where blocks come from and go to.
@@ -150,7 +98,6 @@ trait Blocks: Send + Sync {
     /// Appends to the log.
     fn log(&self, record: &[u8]) -> Result<()>;
     fn loaded(&self) -> Option<u64>;
-    fn trace(&self) -> Option<Loads>;
     fn vmas(&self, table: &Self::Table) -> usize;
     fn note(&self) -> String;
 }
@@ -251,10 +198,6 @@ impl<B: Blocks> Store for Tables<B> {
         self.blocks.loaded()
     }
 
-    fn trace(&self) -> Option<Loads> {
-        self.blocks.trace()
-    }
-
     fn vmas(&self) -> usize {
         self.tables.iter().map(|table| self.blocks.vmas(table)).sum()
     }
@@ -312,11 +255,6 @@ impl Blocks for PoolBlocks {
         Some(self.cache.stats().loaded)
     }
 
-    fn trace(&self) -> Option<Loads> {
-        let CacheStats { loads: misses, delayed, waited, reading, placing, .. } = self.cache.stats();
-        Some(Loads { misses, delayed, waited, reading, placing })
-    }
-
     fn vmas(&self, table: &McacheMap) -> usize {
         let first = table.mblock(0).as_ptr().addr();
         mappings_in(first..first + table.virtual_bytes() as usize)
@@ -337,7 +275,7 @@ struct FileBlocks {
 impl FileBlocks {
     fn map(&self, path: &Path) -> Result<Mapped> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        let mapped = Mapped::new(&file, file.metadata()?.len() as usize, 0)?;
+        let mapped = Mapped::new(&file, file.metadata()?.len() as usize)?;
         if self.random {
             mapped.advise(libc::MADV_RANDOM);
         }
@@ -374,10 +312,6 @@ impl Blocks for FileBlocks {
         None
     }
 
-    fn trace(&self) -> Option<Loads> {
-        None
-    }
-
     fn vmas(&self, table: &Vec<Mapped>) -> usize {
         table.len()
     }
@@ -404,10 +338,6 @@ pub(super) fn open(subject: &str, directory: &Path, shape: Shape) -> Result<Box<
             let log = Mutex::new(File::create(directory.join("log"))?);
             let random = subject == "mmap";
             Box::new(Tables::new(shape, FileBlocks { directory, random, written: Mutex::new(0), log })?)
-        }
-        #[cfg(feature = "rocksdb")]
-        "rocksdb" | "rocksdb-tuned" => {
-            Box::new(super::rocksdb::Rocks::open(&directory.join(subject), subject, shape.bytes() / 4)?)
         }
         other => anyhow::bail!("no subject is called {other}"),
     })

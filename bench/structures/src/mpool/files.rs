@@ -18,26 +18,11 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    pub(super) fn new(file: &File, len: usize, flags: i32) -> io::Result<Self> {
-        let flags = libc::MAP_SHARED | flags;
+    pub(super) fn new(file: &File, len: usize) -> io::Result<Self> {
         // SAFETY: a mapping that is not fixed replaces nothing.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, flags, file.as_raw_fd(), 0) };
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self { start, len }) }
-    }
-
-    /// Memory of 4 KiB pages, written once.
-    pub(super) fn anonymous(len: usize) -> io::Result<Self> {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a mapping that is not fixed replaces nothing.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let mapped = Self { start, len };
-        mapped.advise(libc::MADV_NOHUGEPAGE);
-        // SAFETY: it was just mapped for writing, and no other code has it yet.
-        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 1, len) };
-        Ok(mapped)
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

@@ -13,7 +13,7 @@ use ::mpool::{AlignedBuf, Allocation, MblockWriter, Pool};
 use anyhow::{Context, Result, ensure};
 
 use super::median;
-use super::zipf::Random;
+use bench_common::random::Random;
 use bench_common::report::{Row, Sheet};
 
 pub(super) const MBLOCK: usize = 32 << 20;

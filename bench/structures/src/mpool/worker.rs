@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use bench_common::random::{Random, mix};
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use super::engine::{self, Choice, Shape, Store};
+use super::engine::{self, Shape, Store};
 use super::files::vma_bytes;
-use super::histogram::Histogram;
-use super::trace::{self, Sample, device_counters};
-use super::zipf::Random;
+use super::zipf::Zipf;
 
 /// What the worker is to do.
 #[derive(clap::Args)]
@@ -31,9 +31,6 @@ pub(crate) struct Worker {
     /// Percent of updates
     #[arg(long)]
     updates: u64,
-    /// Most reads go to a few pages that fit into memory, instead of a zipfian choice
-    #[arg(long)]
-    hot: bool,
     /// Threads
     #[arg(long)]
     threads: usize,
@@ -43,9 +40,9 @@ pub(crate) struct Worker {
     /// Seconds of measuring
     #[arg(long)]
     seconds: f64,
-    /// A control group to enter; may be given more than once
+    /// The control group to enter
     #[arg(long)]
-    group: Vec<PathBuf>,
+    group: PathBuf,
 }
 
 /// What came out.
@@ -62,8 +59,6 @@ pub(super) struct Outcome {
     pub(super) cpu_seconds: f64,
     /// Pages read from the medium, or major faults.
     pub(super) loads: u64,
-    /// See [`trace`].
-    pub(super) trace: Vec<f64>,
     pub(super) note: String,
 }
 
@@ -76,92 +71,93 @@ fn used() -> (f64, i64) {
     ((field(14) + field(15)) as f64 / 100.0, field(12))
 }
 
+/// Times in nanoseconds, to 1 %.
+type Latencies = Histogram<u64>;
+
+fn latencies() -> Result<Latencies> {
+    Ok(Histogram::new_with_bounds(1, 100_000_000_000, 2)?)
+}
+
 fn one_thread(
     store: &dyn Store,
-    choice: &Choice,
+    keys: &Zipf,
     seed: u64,
     updates: u64,
     phase: &AtomicU8,
-) -> Result<(Histogram, Histogram, u64)> {
-    let (mut reads, mut writes, mut sum) = (Histogram::new(), Histogram::new(), 0u64);
+) -> Result<(Latencies, Latencies, u64)> {
+    let (mut reads, mut writes, mut sum) = (latencies()?, latencies()?, 0u64);
     let mut random = Random::new(seed);
     let mut measuring = false;
     loop {
         match phase.load(Ordering::Relaxed) {
             1 if !measuring => {
-                (reads, writes, measuring) = (Histogram::new(), Histogram::new(), true);
+                (reads, writes, measuring) = (latencies()?, latencies()?, true);
             }
             2 => return Ok((reads, writes, sum)),
             _ => {}
         }
-        let key = choice.key(&mut random);
+        let key = mix(keys.item(&mut random));
         let update = random.next() >> 32;
         let start = Instant::now();
         if update % 100 < updates {
             store.update(key, update)?;
-            writes.add(start.elapsed().as_nanos() as u64);
+            writes.saturating_record(start.elapsed().as_nanos() as u64);
         } else {
             sum = sum.wrapping_add(store.read(key)?);
-            reads.add(start.elapsed().as_nanos() as u64);
+            reads.saturating_record(start.elapsed().as_nanos() as u64);
         }
     }
 }
 
 /// Does it, and prints the outcome as JSON.
 pub(crate) fn run(worker: &Worker) -> Result<()> {
-    for group in &worker.group {
-        let procs = group.join("cgroup.procs");
-        std::fs::write(&procs, std::process::id().to_string())
-            .with_context(|| format!("cannot enter {}", procs.display()))?;
-    }
+    let procs = worker.group.join("cgroup.procs");
+    std::fs::write(&procs, std::process::id().to_string())
+        .with_context(|| format!("cannot enter {}", procs.display()))?;
     let shape = Shape { blocks: worker.blocks, block_bytes: worker.block_bytes };
     let store = engine::open(&worker.subject, &worker.directory, shape)?;
     let vmas = store.vmas();
-    let choice = Choice::new(shape, worker.hot);
+    let keys = Zipf::new(shape.records() as u64, 0.99);
     let phase = AtomicU8::new(0);
-    let counters = device_counters(&worker.directory);
-    let (results, seconds, cpu, loads, (first, last)) = std::thread::scope(|scope| {
+    let (results, seconds, cpu, loads) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..worker.threads)
             .map(|i| {
-                let (store, choice, phase) = (&*store, &choice, &phase);
+                let (store, keys, phase) = (&*store, &keys, &phase);
                 let updates = worker.updates;
-                scope.spawn(move || one_thread(store, choice, i as u64 + 1, updates, phase))
+                scope.spawn(move || one_thread(store, keys, i as u64 + 1, updates, phase))
             })
             .collect();
         std::thread::sleep(Duration::from_secs_f64(worker.warm));
         let loads = |faults: i64| store.loaded().unwrap_or(faults as u64);
         let (start, (cpu, faults)) = (Instant::now(), used());
         let before = loads(faults);
-        let sample = || Sample::take(counters.as_deref(), store.trace());
-        let first = sample();
         phase.store(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_secs_f64(worker.seconds));
-        let last = sample();
         phase.store(2, Ordering::Relaxed);
         let (seconds, now) = (start.elapsed().as_secs_f64(), used());
         let after = loads(now.1);
         let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        (results, seconds, now.0 - cpu, after - before, (first, last))
+        (results, seconds, now.0 - cpu, after - before)
     });
-    let (mut reads, mut writes) = (Histogram::new(), Histogram::new());
+    let (mut reads, mut writes) = (latencies()?, latencies()?);
     for result in results {
         let (r, w, sum) = result.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-        reads.merge(&r);
-        writes.merge(&w);
+        reads.add(r)?;
+        writes.add(w)?;
         std::hint::black_box(sum);
     }
+    let us = |of: &Latencies, part| of.value_at_quantile(part) as f64 / 1e3;
     let outcome = Outcome {
-        operations: reads.count() + writes.count(),
+        operations: reads.len() + writes.len(),
         seconds,
-        read_p50_us: reads.quantile_us(0.5),
-        read_p99_us: reads.quantile_us(0.99),
-        read_p9999_us: reads.quantile_us(0.9999),
-        update_p9999_us: writes.quantile_us(0.9999),
+        read_p50_us: us(&reads, 0.5),
+        read_p99_us: us(&reads, 0.99),
+        read_p9999_us: us(&reads, 0.9999),
+        update_p9999_us: us(&writes, 0.9999),
         vmas,
         vma_bytes: vmas as f64 * vma_bytes(),
         cpu_seconds: cpu,
         loads,
-        trace: trace::between(&first, &last, reads.count() + writes.count()),
         note: store.note(),
     };
     println!("{}", serde_json::to_string(&outcome)?);

@@ -1,10 +1,6 @@
 //! `ycsb-b` and `ycsb-c`: 95 % or 100 % reads of records of 1 KiB, zipfian 0.99, from tables four
 //! times as large as the memory limit.
 //!
-//! `hot`: the same tables, but 95 % of the reads go to a fifth of the pages, which fits into
-//! memory. `slow`: `ycsb-c` on a medium that reads at most 125 MB a second, with the reaper and
-//! without.
-//!
 //! Every run is a process of its own in a memory control group of its own, with a cold page cache;
 //! it runs for a while before it is measured. Subjects take turns.
 
@@ -20,7 +16,6 @@ use anyhow::{Context, Result, ensure};
 
 use super::engine::{self, RECORD, Shape, TABLES, fill_record};
 use super::files::drop_page_cache;
-use super::trace::{self, device_of};
 use super::worker::Outcome;
 use super::{Options, median};
 use bench_common::own_program;
@@ -31,19 +26,15 @@ use bench_common::report::{Row, Sheet};
 pub(super) enum Workload {
     B,
     C,
-    Hot,
-    Slow,
 }
 
 impl Workload {
-    pub(super) const ALL: [Self; 4] = [Self::B, Self::C, Self::Hot, Self::Slow];
+    pub(super) const ALL: [Self; 2] = [Self::B, Self::C];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::B => "ycsb-b",
             Self::C => "ycsb-c",
-            Self::Hot => "hot",
-            Self::Slow => "slow",
         }
     }
 
@@ -52,81 +43,41 @@ impl Workload {
         match self {
             Self::B => SUBJECTS.to_vec(),
             Self::C => SUBJECTS.iter().chain(&TOUCHED).copied().collect(),
-            Self::Hot => vec!["pageone", "pageone-no-reaper", "mmap"],
-            Self::Slow => ["pageone", "pageone-no-reaper"].into_iter().chain(TOUCHED).collect(),
         }
-    }
-
-    /// What its medium may serve.
-    fn medium(self, options: &Options) -> Medium {
-        let slow = (self == Self::Slow).then_some(SLOW_MBPS);
-        Medium { iops: options.iops, bytes: options.mbps.or(slow).map(|mb| mb * 1_000_000) }
     }
 
     /// Percent.
     fn updates(self) -> u64 {
         match self {
             Self::B => 5,
-            Self::C | Self::Hot | Self::Slow => 0,
+            Self::C => 0,
         }
     }
 }
 
-const SUBJECTS: &[&str] = &[
-    "pageone",
-    "pageone-no-reaper",
-    "mmap",
-    "mmap-default",
-    #[cfg(feature = "rocksdb")]
-    "rocksdb",
-    #[cfg(feature = "rocksdb")]
-    "rocksdb-tuned",
-];
+const SUBJECTS: [&str; 4] = ["pageone", "pageone-no-reaper", "mmap", "mmap-default"];
 
 /// Pages are touched, not asked for.
 const TOUCHED: [&str; 2] = ["touched", "touched-no-reaper"];
 
-/// What a small cloud volume reads, MB a second.
-const SLOW_MBPS: u64 = 125;
-
-/// A memory control group, version 1 or 2, and one of block I/O, if that is limited too.
-struct Group {
-    path: PathBuf,
-    io: Option<PathBuf>,
-}
+/// A memory control group, version 1 or 2.
+struct Group(PathBuf);
 
 impl Group {
-    fn new(limit: usize, medium: Medium, directory: &Path) -> Result<Self> {
+    fn new(limit: usize) -> Result<Self> {
         let name = format!("pageone-bench-{}", std::process::id());
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let (top, file) = if v1.join("memory.limit_in_bytes").exists() {
             (v1, "memory.limit_in_bytes")
         } else {
             // The root of version 2 has to hand the controller on.
-            let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +io");
+            let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
             (Path::new("/sys/fs/cgroup"), "memory.max")
         };
-        let mut group = Self { path: top.join(&name), io: None };
-        fs::create_dir(&group.path).with_context(|| format!("cannot make {}; are you root?", group.path.display()))?;
-        fs::write(group.path.join(file), limit.to_string()).context("cannot set the memory limit")?;
-        let _ = fs::write(group.path.join("memory.swap.max"), "0");
-        let limits = [("read_iops_device", "riops", medium.iops), ("read_bps_device", "rbps", medium.bytes)];
-        let limits = limits.into_iter().filter_map(|(v1, v2, value)| Some((v1, v2, value?)));
-        for (old, new, value) in limits {
-            let device = device_of(directory)?;
-            let v1 = Path::new("/sys/fs/cgroup/blkio");
-            let (file, text) = if v1.exists() {
-                let path = v1.join(&name);
-                if group.io.is_none() {
-                    fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-                    group.io = Some(path.clone());
-                }
-                (path.join(format!("blkio.throttle.{old}")), format!("{device} {value}"))
-            } else {
-                (group.path.join("io.max"), format!("{device} {new}={value}"))
-            };
-            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-        }
+        let group = Self(top.join(&name));
+        fs::create_dir(&group.0).with_context(|| format!("cannot make {}; are you root?", group.0.display()))?;
+        fs::write(group.0.join(file), limit.to_string()).context("cannot set the memory limit")?;
+        let _ = fs::write(group.0.join("memory.swap.max"), "0");
         Ok(group)
     }
 }
@@ -135,8 +86,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         // Pages that are still charged move up when the group goes.
         for _ in 0..20 {
-            let io = self.io.as_ref().is_none_or(|path| fs::remove_dir(path).is_ok() || !path.exists());
-            if fs::remove_dir(&self.path).is_ok() && io {
+            if fs::remove_dir(&self.0).is_ok() {
                 return;
             }
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -145,8 +95,7 @@ impl Drop for Group {
 }
 
 /// Writes the tables: as mblocks, and as files with the same bytes.
-#[cfg_attr(not(feature = "rocksdb"), expect(unused_variables))]
-fn prepare(directory: &Path, shape: Shape, subjects: &[&str]) -> Result<()> {
+fn prepare(directory: &Path, shape: Shape) -> Result<()> {
     let keys = shape.keys();
     let pool = Pool::create(&directory.join("pool"), "bench")?;
     let files = directory.join("files");
@@ -166,10 +115,6 @@ fn prepare(directory: &Path, shape: Shape, subjects: &[&str]) -> Result<()> {
         std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0)?;
     }
     ensure!(pool.mblocks().len() == TABLES * shape.blocks, "as many mblocks as blocks");
-    #[cfg(feature = "rocksdb")]
-    for subject in subjects.iter().filter(|subject| subject.starts_with("rocksdb")) {
-        super::rocksdb::Rocks::load(&directory.join(subject), subject, &keys, shape.bytes() / 4)?;
-    }
     Ok(())
 }
 
@@ -178,38 +123,15 @@ struct Plan {
     limit: usize,
     warm: f64,
     seconds: f64,
-    medium: Medium,
     threads: usize,
-}
-
-/// What the medium may serve, when that is limited.
-#[derive(Clone, Copy, Debug)]
-struct Medium {
-    /// Reads a second.
-    iops: Option<u64>,
-    /// Bytes read a second.
-    bytes: Option<u64>,
-}
-
-impl std::fmt::Display for Medium {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.iops.map_or(Ok(()), |iops| write!(f, ", {iops} reads a second"))?;
-        self.bytes.map_or(Ok(()), |bytes| write!(f, ", {} MB read a second", bytes / 1_000_000))
-    }
 }
 
 fn one(directory: &Path, plan: &Plan, workload: Workload, subject: &str) -> Result<Outcome> {
     drop_page_cache();
-    let group = Group::new(plan.limit, plan.medium, directory)?;
+    let group = Group::new(plan.limit)?;
     let mut command = Command::new(own_program()?);
     command.args(["mpool-worker", "--subject", subject, "--updates", &workload.updates().to_string()]);
-    if workload == Workload::Hot {
-        command.arg("--hot");
-    }
-    command.arg("--directory").arg(directory);
-    for path in [&group.path].into_iter().chain(&group.io) {
-        command.arg("--group").arg(path);
-    }
+    command.arg("--directory").arg(directory).arg("--group").arg(&group.0);
     let numbers = [
         ("--blocks", plan.shape.blocks.to_string()),
         ("--block-bytes", plan.shape.block_bytes.to_string()),
@@ -244,13 +166,13 @@ pub(super) fn run(
     eprintln!("mpool: writing {} MiB, twice", shape.bytes() >> 20);
     let all: Vec<&'static str> = SUBJECTS.iter().chain(&TOUCHED).copied().collect();
     let named: Vec<&'static str> = all.iter().filter(|s| options.subjects.iter().any(|o| o == *s)).copied().collect();
-    prepare(directory, shape, if named.is_empty() { &all } else { &named })?;
+    prepare(directory, shape)?;
     let mut rows = Vec::new();
     for &workload in workloads {
         let subjects = if named.is_empty() { workload.subjects() } else { named.clone() };
-        let plan = Plan { shape, limit, warm, seconds, medium: workload.medium(options), threads };
+        let plan = Plan { shape, limit, warm, seconds, threads };
         let outcomes = measure(directory, &plan, workload, &subjects, rounds);
-        rows.extend(figures(&plan, workload, &subjects, &outcomes, options.trace));
+        rows.extend(figures(&plan, workload, &subjects, &outcomes));
     }
     Ok(rows)
 }
@@ -288,17 +210,15 @@ fn figures(
     workload: Workload,
     subjects: &[&'static str],
     outcomes: &BTreeMap<&str, Vec<Outcome>>,
-    with_trace: bool,
 ) -> Vec<Row> {
     let shape = plan.shape;
     let case = format!(
-        "{}, {TABLES} tables of {} blocks of {} MiB, {} MiB of memory, {} threads{}",
+        "{}, {TABLES} tables of {} blocks of {} MiB, {} MiB of memory, {} threads",
         workload.name(),
         shape.blocks,
         shape.block_bytes >> 20,
         plan.limit >> 20,
-        plan.threads,
-        plan.medium
+        plan.threads
     );
     let mut sheet = Sheet { bench: "mpool", case, subject: "", threads: plan.threads, rows: Vec::new() };
     for &subject in subjects {
@@ -317,18 +237,8 @@ fn figures(
         sheet.add("vma_bytes", of(|o| o.vma_bytes), "B");
         sheet.add("cpu_seconds", of(|o| o.cpu_seconds), "s");
         sheet.add("cpu_us_per_operation", of(|o| o.cpu_seconds * 1e6 / o.operations as f64), "us");
-        if with_trace {
-            let middle: Vec<f64> = (0..outcomes[0].trace.len())
-                .map(|figure| median(outcomes.iter().map(|o| o.trace[figure]).collect()))
-                .collect();
-            trace::rows(&middle).for_each(|(name, value, unit)| sheet.add(name, value, unit));
-        }
     }
     ratios(&mut sheet);
-    if workload != Workload::Hot {
-        sheet.subject = "best-possible";
-        sheet.add("loads_per_operation", engine::least_misses(shape, plan.limit), "");
-    }
     sheet.rows
 }
 

@@ -6,9 +6,10 @@ use anyhow::{Context, Result, ensure};
 use testguest::dump::Dump;
 
 use super::measure::Plan;
-use super::pages::{Layout, Pages, mix};
+use super::pages::{Layout, Pages};
 use bench_common::guest;
 use bench_common::interrupt::Interrupt;
+use bench_common::random::mix;
 
 /// Guests to take pages from.
 const GUESTS: usize = 4;

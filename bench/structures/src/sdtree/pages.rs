@@ -11,6 +11,7 @@ use std::hash::{Hash, Hasher};
 use std::ptr;
 
 use anyhow::{Context, Result};
+use bench_common::random::mix;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 /// Bytes of a page.
@@ -160,16 +161,6 @@ pub(crate) enum Case {
     Pages,
     /// 100,000,000 keys of 8 bytes: the tree alone
     Scale,
-    /// 100,000,000 pairs of an insertion and a removal: the tree alone
-    Churn,
-}
-
-/// A number that looks random (splitmix64's mixer).
-pub(super) fn mix(n: u64) -> u64 {
-    let z = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Where things lie in the mapping, in pages: keys, then hits, then misses.

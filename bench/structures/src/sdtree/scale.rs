@@ -1,4 +1,4 @@
-//! The tree alone, at sizes where everything is a cache miss: `scale` and `churn`.
+//! The tree alone, at a size where everything is a cache miss: `scale`.
 //!
 //! Keys are 8 bytes and are computed from their handles, so that the memory is the tree's.
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sdtree::{Handle, Insert, KeySource, SdTree};
 
 use super::BENCH;
-use super::pages::mix;
+use bench_common::random::mix;
 use bench_common::report::Row;
 
 struct Computed;
@@ -79,31 +79,6 @@ pub(super) fn scale(keys: usize) -> Vec<Row> {
     rows.push(row(&case, threads(), "bytes_per_key_after_deleting_99", left / stay as f64, "B"));
     assert_eq!(tree.len(), stay);
     rows
-}
-
-/// Pairs of an insertion and a removal on all CPUs, beside 100,000 keys that stay.
-pub(super) fn churn(pairs: usize) -> Vec<Row> {
-    let case = format!("churn, {pairs} pairs");
-    let (pairs, stay, window) = (pairs as u64, 100_000, 10_000);
-    let tree = SdTree::new(Computed);
-    (0..stay).for_each(|i| assert_eq!(tree.insert(&key(i), Handle(i)), Insert::Inserted));
-    let before = tree.stats().bytes as f64;
-    let time = share(stay..stay + pairs, |numbers| {
-        for first in numbers.clone().step_by(window) {
-            let some = first..(first + window as u64).min(numbers.end);
-            some.clone().for_each(|i| assert_eq!(tree.insert(&key(i), Handle(i)), Insert::Inserted));
-            some.for_each(|i| assert!(tree.remove(&key(i), Handle(i))));
-        }
-    });
-    assert_eq!(tree.len(), stay);
-    let after = tree.stats().bytes as f64;
-    let ns = time.as_nanos() as f64 / pairs as f64 * threads() as f64;
-    vec![
-        row(&case, threads(), "pair_ns", ns, "ns"),
-        row(&case, threads(), "bytes_before", before, "B"),
-        row(&case, threads(), "bytes_after", after, "B"),
-        row(&case, threads(), "bytes_ratio", after / before, "x"),
-    ]
 }
 
 fn insert_all(tree: &SdTree<Computed>, keys: u64, case: &str) -> Vec<Row> {

@@ -70,7 +70,6 @@ pub(super) fn all(pages: &Pages, layout: Layout) -> Vec<Box<dyn Subject + '_>> {
         Box::new(Concurrent(Mutex::new(concurrent_map::ConcurrentMap::new()))),
         Box::new(BTree(RwLock::new(BTreeMap::new()))),
         Box::new(RedBlack(RwLock::new(RBTree::new(ByKey::NEW)))),
-        Box::new(Contrie(contrie::ConMap::with_hasher(Xxh3))),
         Box::new(Papaya(papaya::HashMap::with_hasher(Xxh3))),
         Box::new(Floor(pages, layout)),
     ]
@@ -294,21 +293,6 @@ impl Hasher for OneShot {
     }
     fn write(&mut self, bytes: &[u8]) {
         self.0 ^= twox_hash::XxHash3_64::oneshot(bytes);
-    }
-}
-
-struct Contrie(contrie::ConMap<Key, u32, Xxh3>);
-shared!(Contrie, "contrie", false);
-
-impl Session for &Contrie {
-    fn insert(&mut self, key: Key, handle: u32) -> bool {
-        self.0.insert(key, handle).is_none()
-    }
-    fn query(&mut self, key: Key) -> Option<u32> {
-        self.0.get(&key).map(|element| *element.value())
-    }
-    fn remove(&mut self, key: Key, _: u32) -> bool {
-        self.0.remove(&key).is_some()
     }
 }
 

@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
+use bench_common::random::mix;
 use clap::ValueEnum;
 use kmem::PAGE_SIZE;
 use testguest::dump::Dump;
@@ -43,6 +44,16 @@ pub(crate) enum Case {
     Idle,
     /// Unique pages first ([`UNIQUE`]), then as `clones`
     Steady,
+    /// As `clones`, but only the first of each four stretches of 64 pages; the others are unique
+    Quarter,
+}
+
+/// Pages of a stretch of `quarter`.
+const COMMON: usize = 64;
+
+/// How many of so many pages of `quarter` all clients have in common.
+pub(crate) fn common(pages: usize) -> usize {
+    pages / (4 * COMMON) * COMMON
 }
 
 /// How many pages of `steady` are unique, at the beginning; later duplicates are written over them.
@@ -79,18 +90,19 @@ impl Content {
     /// The page's identity; `None`: the page was never touched.
     pub(crate) fn identity(&self, page: usize) -> Option<u64> {
         if let Some((range, seed)) = self.duplicates.iter().find(|(range, _)| range.contains(&page)) {
-            return Some(hash(seed << 40 | (page - range.start) as u64) | 1 << 63);
+            return Some(mix(seed << 40 | (page - range.start) as u64) | 1 << 63);
         }
-        let any = || 1 + hash(self.client << 40 | page as u64) % self.pages as u64;
+        let any = || 1 + mix(self.client << 40 | page as u64) % self.pages as u64;
         match self.case {
             Case::Random | Case::ZeroPrefix => Some(any()),
             Case::Clones => Some(page as u64 + 1),
-            Case::Zero if hash(!(self.client << 40 | page as u64)).is_multiple_of(3) => Some(0),
+            Case::Zero if mix(!(self.client << 40 | page as u64)).is_multiple_of(3) => Some(0),
             Case::Zero => Some(any()),
             Case::Idle if page % STRETCH >= STRETCH - ZERO => Some(0),
             Case::Idle => Some(page as u64 + 1),
             Case::Steady if page < UNIQUE => Some((self.client + 1) << 40 | page as u64),
-            Case::Steady => Some(page as u64 + 1),
+            Case::Quarter if !(page / COMMON).is_multiple_of(4) => Some((self.client + 1) << 40 | page as u64),
+            Case::Steady | Case::Quarter => Some(page as u64 + 1),
             Case::Guest => self.dump.as_ref()?.identity(page),
         }
     }
@@ -133,7 +145,7 @@ impl Content {
         if self.case != Case::ZeroPrefix {
             return 0;
         }
-        let uniform = (hash(!identity) >> 11) as f64 / (1u64 << 53) as f64;
+        let uniform = (mix(!identity) >> 11) as f64 / (1u64 << 53) as f64;
         // Not all of a page, however unlikely: then it would be a zero page.
         ((-(1.0 - uniform).ln() * PREFIX) as usize).min(PAGE_SIZE / 2)
     }
@@ -151,14 +163,6 @@ fn made(identity: u64, word: usize, prefix: usize) -> u64 {
         zeros @ 1..8 => value & u64::MAX << (8 * zeros),
         _ => 0,
     }
-}
-
-/// SplitMix64's finalizer (Steele, Lea, Flood 2014).
-fn hash(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
 }
 
 /// The pages that a client writes to while it times itself.
@@ -225,7 +229,8 @@ mod tests {
             assert!((0..WORDS).all(|word| words[word] == content.word(page, word)));
             words
         };
-        for case in [Case::Random, Case::ZeroPrefix, Case::Zero, Case::Clones, Case::Idle, Case::Steady] {
+        for case in [Case::Random, Case::ZeroPrefix, Case::Zero, Case::Clones, Case::Idle, Case::Steady, Case::Quarter]
+        {
             let contents = contents(case, 300);
             let pages = || contents.iter().flat_map(|client| (0..300).map(move |page| (client, page)));
             let identities: HashSet<_> = pages().map(|(client, page)| client.identity(page).unwrap()).collect();
@@ -249,6 +254,8 @@ mod tests {
         assert_eq!(reach(&contents(Case::Idle, pages), false).zero, all / 8);
         let unique = reach(&contents(Case::Steady, pages.min(UNIQUE)), false);
         assert_eq!(unique, Reach { resident: all, ..Reach::default() });
+        let quarter = reach(&contents(Case::Quarter, pages), false);
+        assert_eq!((quarter.mergeable, quarter.frames as usize), (all / 4, common(pages)));
         let zero = reach(&contents(Case::Zero, pages), false).zero;
         assert!(zero.abs_diff(all / 3) < all / 50, "{zero} of {all}");
         // Four draws for each of as many contents: a page is alone with probability e^-4.

@@ -53,16 +53,6 @@ pub(crate) fn spent(before: &Times, now: &Times) -> u64 {
     now.iter().map(|(tid, time)| time.saturating_sub(before.get(tid).copied().unwrap_or(0))).sum()
 }
 
-/// The kernel thread of this name.
-pub(crate) fn kernel_thread(name: &str) -> Option<i32> {
-    let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.into_iter().find(|pid: &i32| {
-        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
-        // Only a kernel thread has no command line; a program may have any name.
-        read("comm").is_ok_and(|comm| comm.trim_end() == name) && read("cmdline").is_ok_and(|line| line.is_empty())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

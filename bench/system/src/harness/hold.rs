@@ -20,6 +20,7 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use bench_common::own_program;
 use kmem::PAGE_SIZE;
 
 use crate::harness::content::{self, Content, WORDS};
@@ -191,8 +192,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts `command`, which ends up as `pageone-bench hold-memory PAGES`; see
-    /// [`Client::wait_ready`].
+    /// Starts `command`, which ends up as `pageone-bench hold-memory PAGES`.
     pub(crate) fn start(mut command: Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -254,6 +254,21 @@ impl Drop for Client {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Starts clients, by the command that `launch` makes of theirs, and waits until all have filled
+/// their memory.
+pub(crate) fn start_all(
+    clients: usize,
+    pages: usize,
+    case: content::Case,
+    launch: impl Fn(&Command) -> Result<Command>,
+) -> Result<Vec<Client>> {
+    let program = own_program()?;
+    let start = |client| Client::start(launch(&Holding { pages, case, client }.command(&program))?);
+    let mut clients = (0..clients).map(start).collect::<Result<Vec<_>>>()?;
+    clients.iter_mut().try_for_each(Client::wait_ready)?;
+    Ok(clients)
 }
 
 /// The clients' processes.

@@ -21,6 +21,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use bench_common::random::Random;
+use hdrhistogram::Histogram;
 
 /// Between two bursts.
 const STEP: Duration = Duration::from_millis(1);
@@ -33,53 +35,13 @@ const GAP: u64 = 10_000;
 /// A written page is written so often, a second.
 const STORES_A_SECOND: usize = 10;
 
-/// Times up to 17 s, in nanoseconds, with three significant bits and a half more: buckets are at
-/// most 1/32 wide.
-#[derive(Clone)]
-pub(crate) struct Histogram {
-    buckets: Vec<u64>,
-    count: u64,
-    max: u64,
-}
+/// Times in nanoseconds, up to 17 s, to 1 %.
+type Times = Histogram<u64>;
 
-const FINE: u32 = 5;
-
-impl Histogram {
-    pub(crate) fn new() -> Self {
-        Self { buckets: vec![0; (30 << FINE) + 1], count: 0, max: 0 }
-    }
-
-    fn bucket(ns: u64) -> usize {
-        let shift = (64 - FINE - 1).saturating_sub(ns.leading_zeros());
-        ((shift as usize) << FINE) + (ns >> shift) as usize
-    }
-
-    /// The highest time of a bucket.
-    fn top(bucket: usize) -> u64 {
-        let fine = 1usize << FINE;
-        let shift = (bucket / fine).saturating_sub(1);
-        ((bucket - shift * fine + 1) << shift) as u64 - 1
-    }
-
-    pub(crate) fn add(&mut self, ns: u64) {
-        let last = self.buckets.len() - 1;
-        self.buckets[Self::bucket(ns).min(last)] += 1;
-        self.count += 1;
-        self.max = self.max.max(ns);
-    }
-
-    /// The time that a share of all does not exceed, in nanoseconds; 0 when there are none.
-    pub(crate) fn quantile(&self, share: f64) -> u64 {
-        let wanted = (self.count as f64 * share).ceil() as u64;
-        let mut sum = 0;
-        for (bucket, &count) in self.buckets.iter().enumerate() {
-            sum += count;
-            if sum >= wanted && count > 0 {
-                return Self::top(bucket).min(self.max);
-            }
-        }
-        self.max
-    }
+/// As they were, and unqueued.
+fn both() -> Result<[Times; 2]> {
+    let times = || Histogram::new_with_bounds(1, 1 << 34, 2);
+    Ok([times()?, times()?])
 }
 
 /// What was timed of one kind of access.
@@ -98,13 +60,13 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    fn of([all, unqueued]: &[Histogram; 2]) -> Self {
+    fn of([all, unqueued]: &[Times; 2]) -> Self {
         Self {
-            count: all.count,
-            p9999: all.quantile(0.9999),
-            max: all.max,
-            unqueued_p9999: unqueued.quantile(0.9999),
-            unqueued_max: unqueued.max,
+            count: all.len(),
+            p9999: all.value_at_quantile(0.9999),
+            max: all.max(),
+            unqueued_p9999: unqueued.value_at_quantile(0.9999),
+            unqueued_max: unqueued.max(),
         }
     }
 
@@ -136,7 +98,7 @@ pub(crate) struct Target {
 /// The running thread.
 pub(crate) struct Probe {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<[Timing; 2]>,
+    thread: JoinHandle<Result<[Timing; 2]>>,
 }
 
 impl Probe {
@@ -160,7 +122,7 @@ impl Probe {
     /// Ends it: loads and stores.
     pub(crate) fn end(self) -> Result<[Timing; 2]> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow!("the probing thread panicked"))
+        self.thread.join().map_err(|_| anyhow!("the probing thread panicked"))?
     }
 }
 
@@ -191,7 +153,7 @@ impl Line {
     }
 
     /// Times an access, and enters how long it took, as it was and unqueued.
-    fn time(&mut self, into: &mut [Histogram; 2], access: impl FnOnce()) {
+    fn time(&mut self, into: &mut [Times; 2], access: impl FnOnce()) {
         let mut start = Instant::now();
         if start.duration_since(self.since).as_nanos() as u64 > GAP {
             self.more();
@@ -200,8 +162,8 @@ impl Line {
         access();
         let ns = start.elapsed().as_nanos() as u64;
         let queued = if ns > SLOW { self.more() } else { 0 };
-        into[0].add(ns);
-        into[1].add(ns.saturating_sub(queued));
+        into[0].saturating_record(ns);
+        into[1].saturating_record(ns.saturating_sub(queued));
         self.since = Instant::now();
     }
 }
@@ -209,30 +171,24 @@ impl Line {
 /// # Safety
 ///
 /// As [`Probe::start`].
-unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
-    let [mut loads, mut stores] = [(); 2].map(|()| [(); 2].map(|()| Histogram::new()));
+unsafe fn run(target: &Target, stop: &AtomicBool) -> Result<[Timing; 2]> {
+    let (mut loads, mut stores) = (both()?, both()?);
     let mut line = Line::new();
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut random = move |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        ((u128::from(state) * below as u128) >> 64) as usize
-    };
+    let mut random = Random::new(0);
     let mut next = Instant::now();
     // Fractions of a store are carried over.
     let (mut due, a_step) = (0, target.stores.len() * STORES_A_SECOND * STEP.as_millis() as usize);
     while !stop.load(Ordering::Relaxed) {
         due += a_step;
         for _ in 0..LOADS.min(target.loads.len()) {
-            let address = target.loads[random(target.loads.len())];
+            let address = target.loads[random.below(target.loads.len())];
             // SAFETY: a word of mapped memory, as promised by the caller; volatile, since the
             // memory under it is exchanged.
             line.time(&mut loads, || _ = std::hint::black_box(unsafe { (address as *const u64).read_volatile() }));
         }
         while due >= 1000 {
             due -= 1000;
-            let (address, value) = target.stores[random(target.stores.len())];
+            let (address, value) = target.stores[random.below(target.stores.len())];
             // SAFETY: the address is mapped and writable until the probe ends; no other code writes
             // to it.
             line.time(&mut stores, || unsafe { (address as *mut u64).write_volatile(value) });
@@ -241,36 +197,12 @@ unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
         next = (next + STEP).max(Instant::now());
         std::thread::sleep(next - Instant::now().min(next));
     }
-    [Timing::of(&loads), Timing::of(&stores)]
+    Ok([Timing::of(&loads), Timing::of(&stores)])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_are_within_a_bucket() {
-        let mut histogram = Histogram::new();
-        (1..=100_000).for_each(|ns| histogram.add(ns));
-        for share in [0.001, 0.1, 0.5, 0.99, 0.9999, 1.0] {
-            let (exact, found) = (share * 1e5, histogram.quantile(share) as f64);
-            assert!(found >= exact && found <= exact * 1.04 + 1.0, "{share}: {found}");
-        }
-        histogram.add(u64::MAX);
-        assert_eq!(histogram.max, u64::MAX);
-        assert_eq!(Histogram::new().quantile(0.5), 0);
-    }
-
-    #[test]
-    fn buckets_cover_every_time_once() {
-        let mut before = 0;
-        for ns in 0..100_000 {
-            let bucket = Histogram::bucket(ns);
-            assert!(bucket == before || bucket == before + 1, "{ns}");
-            assert!(ns <= Histogram::top(bucket) && (bucket == 0 || ns > Histogram::top(bucket - 1)), "{ns}");
-            before = bucket;
-        }
-    }
 
     #[test]
     fn time_in_line_is_left_out() {
@@ -294,9 +226,9 @@ mod tests {
             let end = Instant::now() + Duration::from_secs(10);
             // Each access takes a millisecond of the clock, in which the other may have the CPU.
             while left_out < 100_000 && Instant::now() < end {
-                let (begin, mut times) = (Instant::now(), [(); 2].map(|()| Histogram::new()));
+                let (begin, mut times) = (Instant::now(), both().unwrap());
                 line.time(&mut times, || while begin.elapsed() < Duration::from_millis(1) {});
-                left_out = times[0].max - times[1].max;
+                left_out = times[0].max() - times[1].max();
             }
             stop.store(true, Ordering::Relaxed);
         });

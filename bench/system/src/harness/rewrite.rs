@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use bench_common::random::Random;
 
 /// Between two bursts.
 const STEP: Duration = Duration::from_millis(10);
@@ -49,17 +50,14 @@ impl Rewriting {
 /// As [`Rewriting::start`].
 unsafe fn run(words: &[usize], a_second: u64, stop: &AtomicBool) -> u64 {
     // Another sequence in each process: they would write the same.
-    let mut state = (u64::from(std::process::id()) << 32) | 0x4f6c_dd1d;
+    let mut random = Random::new(std::process::id().into());
     let (start, mut done) = (Instant::now(), 0);
     while !stop.load(Ordering::Relaxed) {
         let due = (start.elapsed().as_secs_f64() * a_second as f64) as u64;
         while done < due {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let word = words[((u128::from(state) * words.len() as u128) >> 64) as usize];
+            let word = words[random.below(words.len())];
             // SAFETY: as promised by the caller; volatile, since the memory under it is exchanged.
-            unsafe { (word as *mut u64).write_volatile(state) }
+            unsafe { (word as *mut u64).write_volatile(random.next()) }
             done += 1;
         }
         std::thread::sleep(STEP);

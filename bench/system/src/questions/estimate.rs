@@ -12,7 +12,7 @@ use std::fs::File;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ use kmem::cpu::thread_time;
 use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
-use bench_common::own_program;
+use crate::subjects::pageone::PageOne;
+use bench_common::random::Random;
 use bench_common::report::{Row, medians};
 
 const BLOCK: usize = 256 << 10;
@@ -61,7 +62,7 @@ struct Total {
 /// Runs the bench.
 pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
     let (pages, rounds) = if quick { (1 << 17, 3) } else { (1 << 20, 5) };
-    let pageone = program()?;
+    let pageone = PageOne::program()?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let dir = tempfile::Builder::new().prefix("pageone-bench-").tempdir_in("/dev/shm");
     let dir = dir.context("this bench keeps its file in /dev/shm")?;
@@ -105,27 +106,13 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
     Ok(medians(&rows))
 }
 
-/// The program, beside this one or in `PAGEONE_BIN_DIR`.
-fn program() -> Result<PathBuf> {
-    let dir = std::env::var_os("PAGEONE_BIN_DIR").map(PathBuf::from);
-    let own = own_program()?;
-    let program = dir.as_deref().or(own.parent()).unwrap_or(Path::new(".")).join("pageone");
-    ensure!(program.exists(), "{} is not there; build it with `make build`, or set PAGEONE_BIN_DIR", program.display());
-    Ok(program)
-}
-
 /// Writes a file of random pages, of which `distinct` are different.
 fn fill(path: &Path, pages: usize, distinct: usize) -> Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
     for page in 0..pages {
-        let mut state = (page % distinct) as u64;
+        let mut random = Random::new((page % distinct) as u64);
         for _ in 0..PAGE_SIZE / 8 {
-            // splitmix64 from a start of its own for each page.
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = state ^ (page % distinct) as u64;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            out.write_all(&(z ^ (z >> 31)).to_le_bytes())?;
+            out.write_all(&random.next().to_le_bytes())?;
         }
     }
     out.flush()?;

@@ -20,19 +20,18 @@
 
 mod engine;
 mod ksm;
-pub(crate) mod load;
+mod load;
 mod trace;
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use kmem::PAGE_SIZE;
 
+use crate::subjects::ksm::Rival;
 use crate::subjects::pageone::PageOne;
 use bench_common::interrupt::Interrupt;
 use bench_common::own_program;
-use bench_common::plot;
 use bench_common::report::{Row, Sheet};
 use engine::GovernedEngine;
 use ksm::GovernedKsm;
@@ -54,10 +53,6 @@ pub(crate) struct Options {
     /// Memory of a process, in MiB [default: 128; quick: 32]
     #[arg(long, value_name = "MIB")]
     memory: Option<usize>,
-    /// Write plots of the pages of a batch and of the CPU time, as SVG, and the governor's
-    /// decisions into this directory
-    #[arg(long, value_name = "DIR")]
-    plots: Option<PathBuf>,
 }
 
 const SUBJECTS: [&str; 6] = ["static", "static-unloaded", "ksm-advisor", "ksmtuned", "governor", "pageone"];
@@ -82,8 +77,6 @@ pub(crate) struct Plan {
     /// Which of these triples the candidates.
     tripled: Option<usize>,
     end: f64,
-    /// Where the governor's decisions go.
-    pub(crate) decisions: Option<PathBuf>,
 }
 
 impl Plan {
@@ -95,34 +88,13 @@ impl Plan {
         let target = Duration::from_secs(options.target.unwrap_or(target));
         let plan = if tripling {
             let load = vec![(0.0, 3), (24.0, 9)];
-            Self {
-                name: "tripling",
-                pages,
-                target,
-                max_cpu: 60.0,
-                load,
-                grown: (1, 9),
-                tripled: Some(1),
-                end: 50.0,
-                decisions: None,
-            }
+            Self { name: "tripling", pages, target, max_cpu: 60.0, load, grown: (1, 9), tripled: Some(1), end: 50.0 }
         } else {
             let load = vec![(0.0, 2), (2.0, 4), (4.0, 6), (6.0, 8), (8.0, 10), (40.0, 5), (76.0, 10)];
-            Self {
-                name: "growth",
-                pages,
-                target,
-                max_cpu: 60.0,
-                load,
-                grown: (4, 6),
-                tripled: None,
-                end: 110.0,
-                decisions: None,
-            }
+            Self { name: "growth", pages, target, max_cpu: 60.0, load, grown: (4, 6), tripled: None, end: 110.0 }
         };
         let load = plan.load.iter().map(|&(at, count)| (at * scale, count)).collect();
-        let decisions = options.plots.as_ref().map(|directory| directory.join(format!("governor-{}.log", plan.name)));
-        Self { load, end: plan.end * scale, decisions, ..plan }
+        Self { load, end: plan.end * scale, ..plan }
     }
 
     fn peak(&self) -> usize {
@@ -168,7 +140,6 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
         if options.workload.as_deref().is_some_and(|name| name != plan.name) {
             continue;
         }
-        let mut traces = Vec::new();
         for subject in SUBJECTS {
             let wanted = options.only.is_empty() || options.only.iter().any(|name| name == subject);
             if !wanted || (tripling && !TRIPLED.contains(&subject)) {
@@ -180,15 +151,9 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
                     let mut sheet = plan.sheet(subject);
                     trace.note(&mut sheet, plan.target, plan.max_cpu, plan.grown, plan.tripled);
                     rows.extend(sheet.rows);
-                    traces.push((subject, trace));
                 }
                 Err(why) => eprintln!("SKIPPED {subject}: {why}"),
             }
-        }
-        if let Some(directory) = &options.plots
-            && !traces.is_empty()
-        {
-            draw(directory, plan.name, &traces)?;
         }
     }
     Ok(rows)
@@ -205,9 +170,6 @@ pub(crate) trait Governed {
     /// Pages merged.
     fn merged(&mut self, load: &Load<'_>) -> Result<u64>;
 
-    /// Pages of a batch, or a second.
-    fn rate(&mut self) -> Result<u64>;
-
     /// CPU time of the governing program, in seconds, if that is not governed itself.
     fn governing(&self) -> f64;
 }
@@ -216,7 +178,7 @@ fn one(plan: &Plan, subject: &'static str, interrupt: &Interrupt) -> Result<Resu
     let program = own_program()?;
     if subject == "pageone" {
         let pageone = PageOne::find()?;
-        let launch = |command: std::process::Command| pageone.launch(&command);
+        let launch = |program: &std::process::Command| pageone.launch(program);
         let mut load = Load::new(&program, &launch, plan.pages);
         let mut governed = GovernedEngine::start(plan, &pageone, interrupt)?;
         load.become_so_many(plan.load[0].1)?;
@@ -226,7 +188,8 @@ fn one(plan: &Plan, subject: &'static str, interrupt: &Interrupt) -> Result<Resu
         Ok(settings) => settings,
         Err(why) => return Ok(Err(why)),
     };
-    let mut load = Load::new(&program, &Ok, plan.pages);
+    let launch = |program: &std::process::Command| Ok(Rival::launch(program));
+    let mut load = Load::new(&program, &launch, plan.pages);
     let cost = if subject == "static" {
         load.become_so_many(plan.peak())?;
         let cost = GovernedKsm::cost(plan, interrupt)?;
@@ -261,7 +224,6 @@ fn watch(plan: &Plan, governed: &mut dyn Governed, load: &mut Load<'_>, interrup
                 cpu: governed.cpu(load)?,
                 merged: governed.merged(load)?,
                 mergeable: load.mergeable(),
-                rate: governed.rate()?,
             });
         }
         if at >= plan.end {
@@ -281,31 +243,13 @@ fn watch(plan: &Plan, governed: &mut dyn Governed, load: &mut Load<'_>, interrup
     Ok(trace)
 }
 
-fn draw(directory: &Path, plan: &str, traces: &[(&str, Trace)]) -> Result<()> {
-    ensure!(directory.is_dir(), "{} is no directory", directory.display());
-    type Value = fn(&Look) -> f64;
-    let plots: [(&str, &str, &str, Value); 3] = [
-        ("pages", "Pages of a batch (pageone: pages a second)", "pages_to_scan", |look| look.rate as f64),
-        ("cpu", "CPU time used by scanning and merging", "CPU seconds", |look| look.cpu),
-        ("merged", "Pages merged", "pages", |look| look.merged as f64),
-    ];
-    for (file, title, label, value) in plots {
-        let series: Vec<plot::Series<'_>> = traces
-            .iter()
-            .map(|(name, trace)| (*name, trace.looks.iter().map(|look| (look.at, value(look))).collect()))
-            .collect();
-        plot::lines(&directory.join(format!("governor-{plan}-{file}.svg")), title, "seconds", label, &series)?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_workload_is_the_published_one() {
-        let options = Options { only: Vec::new(), workload: None, target: None, memory: None, plots: None };
+        let options = Options { only: Vec::new(), workload: None, target: None, memory: None };
         for plan in [true, false].map(|quick| Plan::new(&options, quick, false)) {
             let counts: Vec<usize> = plan.load.iter().map(|&(_, count)| count).collect();
             assert_eq!(counts.first().map(|first| first * 5), Some(plan.peak()), "fivefold");

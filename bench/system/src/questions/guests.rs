@@ -5,36 +5,27 @@
 //! go on checking, and their rounds are counted. Guests that find a wrong byte, or end, end the
 //! bench.
 //!
-//! Both engines look for new pages at the same pace, as in [`crate::questions::steady`]: PageONE
-//! has a merge period of 2 s, KSM is set to look at all memory once in 3 s, as far as it gets CPU
-//! time: ksmd runs at nice 5.
+//! PageONE has a merge period of 2 s, KSM is set to look at all memory once in 3 s, as far as it
+//! gets CPU time: ksmd runs at nice 5.
 //!
 //! These guests do not sleep between rounds, as those of the demo do, so that their rounds tell
 //! the CPU time that the engines leave. `--pause 3` has them as in the demo; then there are idle
 //! CPUs, which ksmd needs to get anywhere.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use kmem::PAGE_SIZE;
 use kmem::procfs::smaps_rollup;
-use testguest::{Contents, Guest};
+use testguest::Guest;
 
 use crate::harness::host::{self, Others};
 use crate::subjects::Who;
-use crate::subjects::engine::{Engine, Subject};
-use crate::subjects::ksm::{Pace, Rival};
+use crate::subjects::engine::Engine;
+use crate::subjects::guests::Host;
 use crate::subjects::pageone::HugePages;
-use bench_common::guest;
 use bench_common::interrupt::Interrupt;
-use bench_common::plot;
 use bench_common::report::{Row, Sheet, medians, ratios};
 
-/// Merge period, in seconds.
-const PERIOD: f64 = 2.0;
-/// How long KSM's scans are to take, in seconds.
-const SCAN: f64 = 3.0;
 /// Memory in use is the median of this many readings, a second apart: rounds make it rise and fall.
 const READINGS: usize = 5;
 
@@ -56,9 +47,6 @@ pub(crate) struct Options {
     /// How long guests sleep between rounds, in seconds; 3 in the demo
     #[arg(long, value_name = "S", default_value_t = 0)]
     pause: u32,
-    /// Half of each page of the guests' files is zeros, in front
-    #[arg(long)]
-    zero_prefix: bool,
     /// Under PageONE: `split` huge pages, `keep` them, or split those of which more than this
     /// percentage can be merged
     #[arg(long, value_name = "POLICY", default_value = "split")]
@@ -66,18 +54,13 @@ pub(crate) struct Options {
     /// Only under this; may be given more than once; all by default
     #[arg(long, value_enum)]
     only: Vec<Who>,
-    /// Directory for a plot of the memory in use
-    #[arg(long, value_name = "DIR")]
-    plots: Option<PathBuf>,
 }
 
 struct Plan {
     guests: usize,
-    memory_mib: usize,
+    memory_mib: u32,
     seconds: usize,
-    threads: usize,
     pause: u32,
-    contents: Contents,
     huge_pages: HugePages,
 }
 
@@ -88,27 +71,22 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
         guests: options.guests.unwrap_or(guests),
         seconds: options.seconds.unwrap_or(seconds),
         memory_mib,
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
         pause: options.pause,
-        contents: if options.zero_prefix { Contents::ZeroPrefixed } else { Contents::Plain },
         huge_pages: options.huge_pages,
     };
     let interrupt = Interrupt::watch()?;
-    let (mut rows, mut series) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
     for round in 0..options.rounds {
-        for who in [Who::Nothing, Who::Ksm, Who::Pageone] {
+        for who in Who::ALL {
             if !options.only.is_empty() && !options.only.contains(&who) {
                 continue;
             }
             eprintln!("guests: {}, round {}", who.name(), round + 1);
             let Some(outcome) = measure(&plan, who, &interrupt).context(who.name())? else { continue };
-            let threads = if who == Who::Pageone { plan.threads } else { 1 };
+            let threads = who.subject().threads();
             let mut case = format!("{} guests of {} MiB, {} s", plan.guests, plan.memory_mib, plan.seconds);
             if plan.pause > 0 {
                 case += &format!(", pauses of {} s", plan.pause);
-            }
-            if plan.contents == Contents::ZeroPrefixed {
-                case += ", zeros in front";
             }
             match plan.huge_pages {
                 HugePages::Split(0) => {}
@@ -118,13 +96,7 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
             let mut sheet = Sheet { bench: "guests", case, subject: who.name(), threads, rows: Vec::new() };
             outcome.note(&mut sheet);
             rows.extend(sheet.rows);
-            if round == 0 {
-                series.push((who.name(), outcome.used));
-            }
         }
-    }
-    if let Some(directory) = &options.plots {
-        plot::lines(&directory.join("guests.svg"), "Memory in use by the guests", "seconds", "MiB", &series)?;
     }
     let figures = medians(&rows);
     let ratios =
@@ -176,23 +148,10 @@ impl Outcome {
 }
 
 fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcome>> {
-    let program = guest::command(&testguest::Options {
-        memory_mib: u32::try_from(plan.memory_mib)?,
-        contents: plan.contents,
-        append: Some(format!("PAGEONE_PAUSE={}", plan.pause)),
-        ..Default::default()
-    })?;
-    let ours = Subject::PageOne { threads: plan.threads };
+    let append = Some(format!("PAGEONE_PAUSE={}", plan.pause));
+    let spec = testguest::Options { memory_mib: plan.memory_mib, append, ..Default::default() };
     let base = host::used()?;
-    // Declared before the guests, so that it ends after them. KSM comes later: it would begin while
-    // they boot.
-    let mut engine = if who == Who::Pageone { Engine::prepare(ours)? } else { None };
-    if let Some(Engine::PageOne { pageone, .. }) = &mut engine {
-        pageone.set_huge_pages(plan.huge_pages)?;
-    }
-    let command = || engine.as_ref().map_or_else(|| Ok(Rival::launch(&program)), |engine| engine.launch(&program));
-    let mut guests = (0..plan.guests).map(|_| Ok(Guest::start(command()?)?)).collect::<Result<Vec<_>>>()?;
-    guest::wait_checked(&mut guests, interrupt)?;
+    let mut host = Host::boot(who, plan.guests, &spec, plan.huge_pages, interrupt)?;
     let used = || anyhow::Ok((host::used()? as f64 - base as f64) / f64::from(1 << 20));
     let mut readings = Vec::new();
     for _ in 0..READINGS {
@@ -202,16 +161,11 @@ fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcom
     readings.sort_by(f64::total_cmp);
 
     let start = Instant::now();
-    match (who, &mut engine) {
-        (Who::Ksm, _) => {
-            engine = Engine::prepare(Subject::Ksm { smart_scan: true })?;
-            let Some(Engine::Ksm(rival)) = &mut engine else { return Ok(None) };
-            rival.set_pace(Pace::of((plan.guests * (plan.memory_mib << 20) / PAGE_SIZE) as u64, SCAN))?;
-        }
-        (_, Some(engine)) => engine.start(PERIOD, ours, interrupt)?,
-        (_, None) => {}
+    if !host.merge(interrupt)? {
+        return Ok(None);
     }
-    let pids: Vec<i32> = guests.iter().map(Guest::pid).collect();
+    let pids = host.pids();
+    let Host { guests, engine, .. } = &mut host;
     let times = engine.as_ref().map(|engine| engine.times(&pids)).transpose()?;
     let others = Others::watch(pids.iter().copied().chain(engine.as_ref().and_then(Engine::pid)).collect())?;
     let mut outcome =
@@ -221,7 +175,7 @@ fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcom
         outcome.used.push((start.elapsed().as_secs_f64(), used()?));
         guests.iter_mut().try_for_each(Guest::check)?;
     }
-    if let (Some(engine), Some(times)) = (&engine, &times) {
+    if let (Some(engine), Some(times)) = (engine, &times) {
         outcome.cpu_ns = engine.times(&pids)?.since(times).0;
     }
     others.report()?;

@@ -14,7 +14,6 @@
 //! merged, then at the kernel's default pace, then at the pace that looks at all memory once in a
 //! merge period, as PageONE does.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -23,11 +22,10 @@ use kmem::procfs;
 
 use crate::harness::content::{self, Case, Content};
 use crate::harness::cpu;
-use crate::harness::hold::{Client, Holding, order_all, pids};
+use crate::harness::hold::{Client, order_all, pids, start_all};
 use crate::subjects::ksm::{Pace, Rival};
 use crate::subjects::pageone::{PageOne, Sums, Times};
 use bench_common::interrupt::Interrupt;
-use bench_common::own_program;
 use bench_common::report::{Row, Sheet};
 
 /// How long merging may take.
@@ -87,16 +85,6 @@ impl Plan {
             self.window().as_secs_f64()
         );
         Sheet { bench: "idle", case, subject, threads, rows: Vec::new() }
-    }
-
-    /// Clients with their memory filled and not yet marked.
-    fn clients(&self, launch: impl Fn(&Command) -> Result<Command>) -> Result<Vec<Client>> {
-        let program = own_program()?;
-        let command = |client| Holding { pages: self.pages, case: Case::Idle, client }.command(&program);
-        let start = |client| Client::start(launch(&command(client))?);
-        let mut clients = (0..self.clients).map(start).collect::<Result<Vec<_>>>()?;
-        clients.iter_mut().try_for_each(Client::wait_ready)?;
-        Ok(clients)
     }
 
     /// Everything is resident before it is merged, and the store beside it for a while.
@@ -174,7 +162,7 @@ fn ours(plan: &Plan, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let mut sheet = plan.sheet("pageone", threads);
     let pageone = PageOne::find()?;
     say("pageone: clients fill their memory");
-    let mut clients = plan.clients(|program| pageone.launch(program))?;
+    let mut clients = start_all(plan.clients, plan.pages, Case::Idle, |program| pageone.launch(program))?;
     let daemon = pageone.daemon(FAST_PERIOD, interrupt)?;
 
     say("pageone: merging");
@@ -232,7 +220,7 @@ fn theirs(plan: &Plan, mut rival: Rival, interrupt: &Interrupt) -> Result<Vec<Ro
     let mut sheet = plan.sheet("ksm", 1);
     say("ksm: clients fill their memory");
     // Declared after the rival, so that they end before its settings are put back.
-    let mut clients = plan.clients(|program| Ok(Rival::launch(program)))?;
+    let mut clients = start_all(plan.clients, plan.pages, Case::Idle, |program| Ok(Rival::launch(program)))?;
 
     say("ksm: merging");
     let (before, start) = (rival.times()?, Instant::now());

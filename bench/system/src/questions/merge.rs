@@ -23,13 +23,12 @@ use kmem::PAGE_SIZE;
 use kmem::procfs;
 
 use crate::harness::content::{self, Case, Content, Reach};
-use crate::harness::hold::{Client, Holding, order_all, pids};
+use crate::harness::hold::{Client, order_all, pids, start_all};
 use crate::harness::host::{self, MapLimit, Others};
 use crate::harness::probe::Timing;
 use crate::subjects::engine::{self, Engine, Subject};
 use bench_common::guest;
 use bench_common::interrupt::Interrupt;
-use bench_common::own_program;
 use bench_common::plot;
 use bench_common::report::{Row, Sheet, medians, ratios};
 
@@ -202,14 +201,8 @@ fn measure(plan: &Plan, merge_period: f64, subject: Subject, interrupt: &Interru
     plan.check_memory()?;
     let Some(mut engine) = Engine::prepare(subject)? else { return Ok(None) };
     let base = host::used()?;
-    let program = own_program()?;
-    let start = |client| {
-        let holding = Holding { pages: plan.pages, case: plan.case, client };
-        Client::start(engine.launch(&holding.command(&program))?)
-    };
     // Declared after the engine, so that they end before it.
-    let mut clients = (0..plan.clients).map(start).collect::<Result<Vec<_>>>()?;
-    clients.iter_mut().try_for_each(Client::wait_ready)?;
+    let mut clients = start_all(plan.clients, plan.pages, plan.case, |program| engine.launch(program))?;
     let before = host::used()?;
     engine.start(merge_period, subject, interrupt)?;
     ensure!(clients[0].ask("probe")? == "ok", "the first client does not probe");

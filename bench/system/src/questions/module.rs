@@ -27,7 +27,7 @@ use bench_common::report::Row;
 use kmem::PAGE_SIZE;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use testguest::Guest;
+use testguest::{Accelerator, Guest};
 
 use self::measure::{Done, Reading, Windows};
 use crate::harness::cpu;
@@ -93,7 +93,7 @@ impl Who {
 pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     ensure!(cpus > ENGINES_CPU, "{cpus} CPUs are too few: two guests and the engine need one each");
-    let archive = match Archive::find(true)? {
+    let archive = match Archive::find(Accelerator::Kvm)? {
         Ok(archive) => archive,
         Err(why) => {
             eprintln!("SKIPPED module: {why}");

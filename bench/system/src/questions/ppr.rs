@@ -12,8 +12,7 @@
 //!
 //! Cycles are CPU time, of the agent's threads and of the daemon, times the rate of the time-stamp
 //! counter. Guests run under emulation (TCG): code inside them takes several times as
-//! long as it would on a processor. With `--kvm` they run on KVM, and what the agent takes out of
-//! their stage-2 page tables is counted, in calls and in pages.
+//! long as it would on a processor.
 
 mod floor;
 pub(crate) mod guest;
@@ -23,12 +22,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::harness::cpu;
-use crate::harness::tracing::{Counted, Tracing};
 use crate::subjects::ksm::{Pace, Rival};
 use crate::subjects::pageone::{Daemon, PageOne, Times};
 use bench_common::interrupt::Interrupt;
 use bench_common::report::{Row, Sheet};
 use guest::{Archive, Guest, Way};
+use testguest::Accelerator;
 
 /// Memory of a guest, in MiB.
 const MEMORY: u64 = 256;
@@ -56,9 +55,6 @@ pub(crate) struct Options {
     /// Guests of `density` [default: 8; with --quick 3]
     #[arg(long, value_name = "N")]
     guests: Option<usize>,
-    /// Guests on KVM; count what recycling takes out of their stage-2 page tables
-    #[arg(long)]
-    kvm: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -111,23 +107,20 @@ struct Bench<'a> {
     options: &'a Options,
     quick: bool,
     archive: Archive,
-    /// With `--kvm`.
-    tracing: Option<Tracing>,
     interrupt: Interrupt,
     rows: Vec<Row>,
 }
 
 /// Runs the bench.
 pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
-    let archive = match Archive::find(options.kvm)? {
+    let archive = match Archive::find(Accelerator::Tcg)? {
         Ok(archive) => archive,
         Err(why) => {
             eprintln!("SKIPPED ppr: {why}");
             return Ok(Vec::new());
         }
     };
-    let tracing = if options.kvm { Some(Tracing::begin()?) } else { None };
-    let mut bench = Bench { options, quick, archive, tracing, interrupt: Interrupt::watch()?, rows: Vec::new() };
+    let mut bench = Bench { options, quick, archive, interrupt: Interrupt::watch()?, rows: Vec::new() };
     for case in [Case::Copy, Case::Stretch, Case::Scatter, Case::Idle, Case::Density] {
         if options.case.is_empty() || options.case.contains(&case) {
             match case {
@@ -147,19 +140,17 @@ struct Snapshot {
     times: Times,
     pages: u64,
     runs: u64,
-    traced: Option<Counted>,
     at: Instant,
 }
 
 impl Snapshot {
-    fn take(pageone: &PageOne, daemon: &Daemon, guests: &[i32], tracing: Option<&Tracing>) -> Result<Self> {
-        let traced = tracing.map(Tracing::read).transpose()?;
-        let times = Times::take(daemon, guests)?;
+    fn take(pageone: &PageOne, daemon: &Daemon, guest: &Guest) -> Result<Self> {
+        let times = Times::take(daemon, &[guest.pid()])?;
         let status = pageone.any_status()?;
         let recycling: Vec<_> = status.clients().filter_map(|client| client.recycling.as_ref()).collect();
         let pages = recycling.iter().map(|recycling| recycling.metrics.pages_recycled_total).sum();
         let runs = recycling.iter().map(|recycling| recycling.metrics.runs_total).sum();
-        Ok(Self { times, pages, runs, traced, at: Instant::now() })
+        Ok(Self { times, pages, runs, at: Instant::now() })
     }
 }
 
@@ -181,10 +172,6 @@ impl Bench<'_> {
         )
     }
 
-    fn snapshot(&self, pageone: &PageOne, daemon: &Daemon, guest: &Guest) -> Result<Snapshot> {
-        Snapshot::take(pageone, daemon, &[guest.pid()], self.tracing.as_ref())
-    }
-
     /// Notes what recycling cost between two moments.
     fn note_cost(sheet: &mut Sheet, before: &Snapshot, after: &Snapshot) -> Result<()> {
         let (daemon, agents) = after.times.since(&before.times);
@@ -194,11 +181,6 @@ impl Bench<'_> {
         sheet.add("pages_per_run", pages / (after.runs - before.runs).max(1) as f64, "");
         sheet.add("host_cycles_per_page", (daemon + agents) as f64 * ghz / pages, "");
         sheet.add("host_cycles_per_page_agent", agents as f64 * ghz / pages, "");
-        if let (Some(now), Some(before)) = (&after.traced, &before.traced) {
-            let count = now.since(before).invalidations(Some("pageone-agent"));
-            sheet.add("invalidations_per_page", count.calls as f64 / pages, "");
-            sheet.add("invalidated_pages_per_page", count.pages as f64 / pages, "");
-        }
         Ok(())
     }
 
@@ -221,10 +203,10 @@ impl Bench<'_> {
         let mut guest = Guest::start(&pageone, &self.archive, way, MEMORY, &parameters)?;
         // Pages that were never touched come first, and cost next to nothing.
         guest.wait("PAGEONE-ROUND 0", &self.interrupt)?;
-        let before = self.snapshot(&pageone, &daemon, &guest)?;
+        let before = Snapshot::take(&pageone, &daemon, &guest)?;
         guest.wait("LOAD copy done", &self.interrupt)?;
         self.interrupt.sleep(Duration::from_secs(2))?;
-        let after = self.snapshot(&pageone, &daemon, &guest)?;
+        let after = Snapshot::take(&pageone, &daemon, &guest)?;
         guest.wait("LOAD all done", &self.interrupt)?;
         guest.check()?;
         let mut sheet = self.sheet(format!("{case}, guest of {MEMORY} MiB"), Who::Ppr);
@@ -266,7 +248,7 @@ impl Bench<'_> {
             guest.wait("LOAD filled", &self.interrupt)?;
             self.interrupt.sleep(Duration::from_secs(4))?;
             let taken = guest.resident()?;
-            let before = daemon.as_ref().map(|daemon| self.snapshot(&pageone, daemon, &guest)).transpose()?;
+            let before = daemon.as_ref().map(|daemon| Snapshot::take(&pageone, daemon, &guest)).transpose()?;
             let (at, line) = guest.wait("LOAD freed", &self.interrupt)?;
             let freed: u64 = line.rsplit_once('=').and_then(|(_, pages)| pages.parse().ok()).context("LOAD freed")?;
             let mut sheet = self.sheet(format!("{word}: {} MiB freed", freed >> 8), who);
@@ -278,7 +260,7 @@ impl Bench<'_> {
                 sheet.add(metric, 100.0 * back as f64 / freed as f64, "%");
             }
             if let (Some(daemon), Some(before)) = (&daemon, &before) {
-                let after = self.snapshot(&pageone, daemon, &guest)?;
+                let after = Snapshot::take(&pageone, daemon, &guest)?;
                 Self::note_cost(&mut sheet, before, &after)?;
             }
             guest.wait("LOAD unmapped", &self.interrupt)?;
@@ -302,9 +284,9 @@ impl Bench<'_> {
         guest.wait("PAGEONE-BOOTED", &self.interrupt)?;
         // What is free from the beginning is taken first.
         self.interrupt.sleep(Duration::from_secs(8))?;
-        let before = self.snapshot(&pageone, &daemon, &guest)?;
+        let before = Snapshot::take(&pageone, &daemon, &guest)?;
         self.interrupt.sleep(self.seconds(30.0, 10.0))?;
-        let after = self.snapshot(&pageone, &daemon, &guest)?;
+        let after = Snapshot::take(&pageone, &daemon, &guest)?;
         let (daemon, agents) = after.times.since(&before.times);
         let mut sheet =
             self.sheet(format!("idle, guest of {memory} MiB, period {} s", self.options.reclaim_period), Who::Ppr);

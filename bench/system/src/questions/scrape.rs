@@ -16,13 +16,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bench_common::interrupt::Interrupt;
-use bench_common::own_program;
 use bench_common::report::{Row, Sheet};
 use kmem::PAGE_SIZE;
 use kmem::procfs;
 
 use crate::harness::content::Case;
-use crate::harness::hold::{Client, Holding, order_all};
+use crate::harness::hold::{order_all, start_all};
 use crate::subjects::pageone::{PageOne, Sums};
 
 /// How long merging may take.
@@ -97,13 +96,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
     let case = format!("{} clients of {} MiB", plan.clients, (plan.pages * PAGE_SIZE) >> 20);
     let mut sheet = Sheet { bench: "scrape", case, subject: "pageone", threads: 1, rows: Vec::new() };
     eprintln!("scrape: {} clients fill their memory", plan.clients);
-    let program = own_program()?;
-    let start = |client| {
-        let holding = Holding { pages: plan.pages, case: Case::Idle, client };
-        Client::start(pageone.launch(&holding.command(&program))?)
-    };
-    let mut clients = (0..plan.clients).map(start).collect::<Result<Vec<_>>>()?;
-    clients.iter_mut().try_for_each(Client::wait_ready)?;
+    let mut clients = start_all(plan.clients, plan.pages, Case::Idle, |program| pageone.launch(program))?;
     let daemon = pageone.daemon(FAST_PERIOD, &interrupt)?;
     order_all(&mut clients, "mark")?;
     let goal = (plan.clients * plan.pages) as u64 * 99 / 100;

@@ -21,10 +21,10 @@ use monitor::{Depth, Moment, Recording};
 
 use crate::harness::content::Case;
 use crate::harness::cpu;
-use crate::harness::hold::{Client, Holding, order_all};
+use crate::harness::hold::{order_all, start_all};
 use crate::subjects::pageone::{PageOne, Sums};
 use bench_common::interrupt::Interrupt;
-use bench_common::own_program;
+use bench_common::random::Random;
 use bench_common::report::{Row, Sheet};
 
 /// How long merging may take.
@@ -32,7 +32,7 @@ const MERGE_LIMIT: Duration = Duration::from_secs(300);
 /// Seconds of the made recording.
 const HOUR: i64 = 3600;
 /// Random moments that are jumped to.
-const JUMPS: u64 = 200;
+const JUMPS: usize = 200;
 /// Moments between two looks at who shares with whom, as `record` takes them.
 const DEPTH_EVERY: i64 = 60;
 
@@ -50,13 +50,7 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let interrupt = Interrupt::watch()?;
     let pageone = PageOne::find()?;
     let daemon = pageone.daemon(2.0, &interrupt)?;
-    let program = own_program()?;
-    let start = |client| {
-        let holding = Holding { pages, case: Case::Idle, client };
-        Client::start(pageone.launch(&holding.command(&program))?)
-    };
-    let mut clients = (0..options.clients).map(start).collect::<Result<Vec<_>>>()?;
-    clients.iter_mut().try_for_each(Client::wait_ready)?;
+    let mut clients = start_all(options.clients, pages, Case::Idle, |program| pageone.launch(program))?;
     order_all(&mut clients, "mark")?;
     let goal = (options.clients * pages * 9 / 10) as u64;
     interrupt.until("PageONE has merged the clients' memory", MERGE_LIMIT, || {
@@ -76,19 +70,15 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let file = tempfile::Builder::new().prefix("pageone-bench-").tempdir().context("no directory")?;
     let recording = file.path().join("hour.rec");
     let output = recording.to_str().context("a path that is no text")?;
-    let top = On::terminal(pageone.pageone(&["top"]));
-    let record = On::nothing(pageone.pageone(&["record", "-o", output]));
-    for (name, start) in [("top", top), ("record", record)] {
-        let watcher = Watcher::start(start)?;
+    let top = on_terminal(&pageone.pageone(&["top"]));
+    let record = pageone.pageone(&["record", "-o", output]);
+    for (label, more, command) in [("top", "daemon_more_for_top", top), ("record", "daemon_more_for_record", record)] {
+        let watcher = Watcher::start(command)?;
         interrupt.sleep(Duration::from_secs(3))?;
         let (own, daemons, began) = (watcher.cpu()?, cpu_of(daemon.pid())?, Instant::now());
         interrupt.sleep(window)?;
         let time = began.elapsed();
         let (own, daemons) = (watcher.cpu()? - own, cpu_of(daemon.pid())? - daemons);
-        let (label, more) = match name {
-            "top" => ("top", "daemon_more_for_top"),
-            _ => ("record", "daemon_more_for_record"),
-        };
         sheet.add(label, percent(own, time), "% of a CPU");
         sheet.add(more, percent(daemons, time) - idle, "% of a CPU");
     }
@@ -101,20 +91,14 @@ fn cpu_of(pid: i32) -> Result<u64> {
     Ok(cpu::thread_times(pid, |_| true)?.values().sum())
 }
 
-/// What a command is started on.
-enum On {
-    Terminal(Command),
-    Nothing(Command),
-}
-
-impl On {
-    fn terminal(command: Command) -> Self {
-        On::Terminal(command)
-    }
-
-    fn nothing(command: Command) -> Self {
-        On::Nothing(command)
-    }
+/// The same command on a terminal of script(1).
+fn on_terminal(command: &Command) -> Command {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
+    let line = format!("stty cols 160 rows 50; exec {}", words.join(" "));
+    let mut script = Command::new("script");
+    script.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm-256color").stdin(Stdio::piped());
+    script
 }
 
 /// A program that looks; it ends with this value.
@@ -124,18 +108,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn start(on: On) -> Result<Self> {
-        let mut command = match on {
-            On::Nothing(command) => command,
-            On::Terminal(command) => {
-                let words = std::iter::once(command.get_program()).chain(command.get_args());
-                let words: Vec<_> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
-                let line = format!("stty cols 160 rows 50; exec {}", words.join(" "));
-                let mut script = Command::new("script");
-                script.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm-256color").stdin(Stdio::piped());
-                script
-            }
-        };
+    fn start(mut command: Command) -> Result<Self> {
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.with_context(|| format!("cannot start {}", command.get_program().display()))?;
         let mut watcher = Self { pid: child.id() as i32, child };
@@ -164,16 +137,6 @@ impl Drop for Watcher {
     }
 }
 
-/// Numbers that look random, the same in each run.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (self.0 >> 33) % limit
-    }
-}
-
 /// An hour of moments like the recorded ones, its size and how soon moments of it are found.
 fn made_hour(recorded: &Path, sheet: &mut Sheet) -> Result<()> {
     let mut real = Recording::open(std::fs::File::open(recorded)?)?;
@@ -183,7 +146,7 @@ fn made_hour(recorded: &Path, sheet: &mut Sheet) -> Result<()> {
     sheet.add("recorded", recorded.metadata()?.len() as f64 / moments.len() as f64, "B a moment");
     let path = recorded.with_extension("made");
     let mut writer = Writer::new(std::fs::File::create(&path)?)?;
-    let mut numbers = Numbers(1);
+    let mut numbers = Random::new(1);
     let first = moments.first().map_or(0, |moment| moment.time);
     for second in 0..HOUR {
         let time = first + 1000 * second;
@@ -200,7 +163,7 @@ fn made_hour(recorded: &Path, sheet: &mut Sheet) -> Result<()> {
     ensure!(made.len() == HOUR as usize && made.damage.is_empty(), "the made hour is damaged");
     let mut times = Vec::new();
     for _ in 0..JUMPS {
-        let at = numbers.below(HOUR as u64) as usize;
+        let at = numbers.below(HOUR as usize);
         let began = Instant::now();
         let moment = made.moment(at)?;
         times.push(began.elapsed().as_secs_f64() * 1e3);
@@ -213,28 +176,29 @@ fn made_hour(recorded: &Path, sheet: &mut Sheet) -> Result<()> {
 }
 
 /// A moment with changes to what changes in a guest that works.
-fn changed(moment: &Moment, second: i64, numbers: &mut Numbers) -> Moment {
+fn changed(moment: &Moment, second: i64, numbers: &mut Random) -> Moment {
+    let mut below = |limit: usize| numbers.below(limit) as u64;
     let mut moment = moment.clone();
     let Some(status) = &mut moment.status else { return moment };
     let metrics = &mut status.metrics;
     metrics.uptime_seconds += second as f64;
-    metrics.memory_available_bytes = metrics.memory_available_bytes.map(|bytes| bytes + numbers.below(1 << 16) * 4096);
-    metrics.general_profit += numbers.below(1 << 20) as i64;
-    metrics.memory_pressure_ratio = Some(numbers.below(100) as f64 / 100.0);
+    metrics.memory_available_bytes = metrics.memory_available_bytes.map(|bytes| bytes + below(1 << 16) * 4096);
+    metrics.general_profit += below(1 << 20) as i64;
+    metrics.memory_pressure_ratio = Some(below(100) as f64 / 100.0);
     for client in status.domains.iter_mut().flat_map(|domain| &mut domain.clients) {
         let metrics = &mut client.metrics;
-        let moved = numbers.below(200);
-        metrics.agent_cpu_seconds += second as f64 / 500.0 + numbers.below(1000) as f64 / 1e6;
+        let moved = below(200);
+        metrics.agent_cpu_seconds += second as f64 / 500.0 + below(1000) as f64 / 1e6;
         metrics.pages_merged -= moved.min(metrics.pages_merged);
         metrics.pages_volatile += moved / 2;
         metrics.pages_unshared += moved - moved / 2;
-        metrics.pages_pending = numbers.below(20);
+        metrics.pages_pending = below(20);
         metrics.pages_copied_total += second as u64 * 20 + moved;
         metrics.pages_differed_total += second as u64;
         metrics.full_scans += second as u64 / 2;
-        metrics.mappings += numbers.below(50) as u32;
-        metrics.faults_total += second as u64 * 1000 + numbers.below(2000);
-        metrics.dirty_pages_per_second = numbers.below(100_000) as f64 / 10.0;
+        metrics.mappings += below(50) as u32;
+        metrics.faults_total += second as u64 * 1000 + below(2000);
+        metrics.dirty_pages_per_second = below(100_000) as f64 / 10.0;
         metrics.general_profit -= (moved * 4096) as i64;
         let stalls = &mut client.writer_stall;
         stalls.sum_seconds += second as f64 / 100.0;

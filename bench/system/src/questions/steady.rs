@@ -15,20 +15,17 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use kmem::PAGE_SIZE;
 
 use crate::harness::content::{self, Case, Content};
-use crate::harness::hold::{Client, Holding, order_all, pids};
+use crate::harness::hold::{Client, order_all, pids, start_all};
 use crate::harness::host::Others;
 use crate::subjects::engine::{self, Engine, Kind, Subject};
 use crate::subjects::ksm::{Pace, Rival};
 use bench_common::interrupt::Interrupt;
-use bench_common::own_program;
-use bench_common::plot;
 use bench_common::report::{Row, Sheet, medians, ratios};
 
 /// How long merging everything at first may take.
@@ -51,9 +48,6 @@ pub(crate) struct Options {
     /// Rounds; figures are medians over them
     #[arg(long, value_name = "N", default_value_t = 1)]
     rounds: usize,
-    /// Directory for a plot of CPU time
-    #[arg(long, value_name = "DIR")]
-    plots: Option<PathBuf>,
 }
 
 struct Plan {
@@ -105,20 +99,12 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let mut subjects = engine::subjects(&options.engine, Some(threads));
     // Few minutes: with the kernel's default only.
     subjects.retain(|&subject| !quick || subject != Subject::Ksm { smart_scan: false });
-    let (mut rows, mut series) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
     for round in 0..options.rounds {
         for &subject in &subjects {
             eprintln!("steady: {}, round {}", subject.name(), round + 1);
-            let Some(outcome) = measure(&plan, subject, &interrupt).context(subject.name())? else { continue };
-            rows.extend(outcome.rows);
-            if round == 0 {
-                series.push((subject.name(), outcome.cpu));
-            }
+            rows.extend(measure(&plan, subject, &interrupt).context(subject.name())?);
         }
-    }
-    if let (Some(directory), Some(share)) = (&options.plots, plan.shares.last()) {
-        let title = format!("CPU time while {share} % of pages are rewritten each second");
-        plot::lines(&directory.join("steady.svg"), &title, "seconds", "CPU seconds", &series)?;
     }
     let figures = medians(&rows);
     let ratios =
@@ -126,19 +112,10 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     Ok(figures.into_iter().chain(ratios).collect())
 }
 
-struct Outcome {
-    rows: Vec<Row>,
-    /// CPU seconds over time, of the last share.
-    cpu: Vec<(f64, f64)>,
-}
-
-fn measure(plan: &Plan, subject: Subject, interrupt: &Interrupt) -> Result<Option<Outcome>> {
-    let Some(mut engine) = Engine::prepare(subject)? else { return Ok(None) };
-    let program = own_program()?;
-    let holding = |client| Holding { pages: plan.pages, case: Case::Steady, client };
-    let start = |client| Client::start(engine.launch(&holding(client).command(&program))?);
-    let mut clients = (0..plan.clients).map(start).collect::<Result<Vec<_>>>()?;
-    clients.iter_mut().try_for_each(Client::wait_ready)?;
+/// Nothing, if that engine can't be measured here.
+fn measure(plan: &Plan, subject: Subject, interrupt: &Interrupt) -> Result<Vec<Row>> {
+    let Some(mut engine) = Engine::prepare(subject)? else { return Ok(Vec::new()) };
+    let mut clients = start_all(plan.clients, plan.pages, Case::Steady, |program| engine.launch(program))?;
     engine.start(plan.period, subject, interrupt)?;
     order_all(&mut clients, "mark")?;
     let contents = (0..plan.clients).map(|client| Content::new(Case::Steady, client, plan.pages));
@@ -147,7 +124,7 @@ fn measure(plan: &Plan, subject: Subject, interrupt: &Interrupt) -> Result<Optio
     // A scan more, at least, so that all has been seen that is unique.
     interrupt.sleep(plan.scan() * 2)?;
 
-    let mut outcome = Outcome { rows: Vec::new(), cpu: Vec::new() };
+    let mut rows = Vec::new();
     for (number, &share) in plan.shares.iter().enumerate() {
         eprintln!("steady: {}, {share} %", subject.name());
         order_all(&mut clients, &format!("rewrite {}", plan.rewrites(share)))?;
@@ -162,11 +139,10 @@ fn measure(plan: &Plan, subject: Subject, interrupt: &Interrupt) -> Result<Optio
         sheet.add("cpu_seconds", window.cpu_ns as f64 / 1e9, "s");
         sheet.add("cpu_percent_of_one", window.cpu_ns as f64 / 1e7 / plan.window, "%");
         sheet.add("seconds_to_find", window.found.as_secs_f64(), "s");
-        outcome.rows.extend(sheet.rows);
-        outcome.cpu = window.cpu;
+        rows.extend(sheet.rows);
     }
     order_all(&mut clients, "check")?;
-    Ok(Some(outcome))
+    Ok(rows)
 }
 
 /// Sets the pace at which a scan takes the time that it should, by trying.
@@ -190,7 +166,6 @@ fn set_pace(rival: &mut Rival, plan: &Plan, interrupt: &Interrupt) -> Result<()>
 
 struct Window {
     cpu_ns: u64,
-    cpu: Vec<(f64, f64)>,
     found: Duration,
 }
 
@@ -209,14 +184,11 @@ fn window(
     let others = Others::watch(pids(clients).into_iter().chain(engine.pid()).collect())?;
     let (times, start) = (engine.times(&pids(clients))?, Instant::now());
     let (mut written, mut found, mut cpu_ns) = (None, None, None);
-    let mut cpu = vec![(0.0, 0.0)];
     while cpu_ns.is_none() || found.is_none() {
         interrupt.sleep(STEP)?;
         let now = start.elapsed().as_secs_f64();
-        if cpu_ns.is_none() && now >= cpu.len() as f64 {
-            let (spent, _) = engine.times(&pids(clients))?.since(&times);
-            cpu.push((now, spent as f64 / 1e9));
-            cpu_ns = (now >= plan.window).then_some(spent);
+        if cpu_ns.is_none() && now >= plan.window {
+            cpu_ns = Some(engine.times(&pids(clients))?.since(&times).0);
         }
         if written.is_none() && now >= moment {
             let order = format!("duplicate {first} {DUPLICATES} {}", number + 1);
@@ -230,7 +202,7 @@ fn window(
         ensure!(since.elapsed() < LIMIT, "the fresh duplicates were not found within {LIMIT:?}");
     }
     others.report()?;
-    Ok(Window { cpu_ns: cpu_ns.unwrap_or(0), cpu, found: found.unwrap_or_default() })
+    Ok(Window { cpu_ns: cpu_ns.unwrap_or(0), found: found.unwrap_or_default() })
 }
 
 /// The page table of a client, where its duplicates are.
@@ -284,7 +256,7 @@ mod tests {
 
     #[test]
     fn every_share_has_duplicates_of_its_own() {
-        let options = Options { engine: Vec::new(), share: None, rounds: 1, plots: None };
+        let options = Options { engine: Vec::new(), share: None, rounds: 1 };
         for plan in [Plan::new(&options, true), Plan::new(&options, false)] {
             assert!(plan.shares.len() * DUPLICATES <= content::UNIQUE && content::UNIQUE < plan.pages);
             // KSM needs two scans, PageONE three periods.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use kmem::PAGE_SIZE;
-use kmem::ksm::{Ksm, Snapshot, Stats, process_stat};
+use kmem::ksm::{Ksm, Ksmd, Snapshot, Stats, process_stat};
 
 use crate::harness::cpu::{self, Times};
 use crate::harness::hold::Client;
@@ -38,6 +38,21 @@ impl Pace {
     }
 }
 
+/// KSM and its thread, if they can be measured; or why not.
+pub(crate) fn usable() -> Result<Result<(Ksm, Ksmd), String>> {
+    let ksm = match Ksm::open() {
+        Ok(ksm) => ksm,
+        Err(error) => return Ok(Err(format!("the kernel's KSM is not there: {error}"))),
+    };
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Err("the kernel's KSM can be set by root only".into()));
+    }
+    if ksm.run()? == 1 && ksm.stats()?.pages_shared.unwrap_or(0) > 0 {
+        return Ok(Err("the kernel's KSM serves others on this host".into()));
+    }
+    Ok(Ksmd::find()?.map(|ksmd| (ksm, ksmd)).ok_or_else(|| "there is no ksmd".into()))
+}
+
 /// KSM, running for us.
 pub(crate) struct Rival {
     ksm: Ksm,
@@ -51,20 +66,12 @@ impl Rival {
     /// here, smart scan as the host has it. `Err` with the reason in the inner result: it can't
     /// be measured on this host.
     pub(crate) fn start() -> Result<Result<Self, String>> {
-        let ksm = match Ksm::open() {
-            Ok(ksm) => ksm,
-            Err(error) => return Ok(Err(format!("the kernel's KSM is not there: {error}"))),
+        let (ksm, ksmd) = match usable()? {
+            Ok(found) => found,
+            Err(why) => return Ok(Err(why)),
         };
-        if !rustix::process::geteuid().is_root() {
-            return Ok(Err("the kernel's KSM can be set by root only".into()));
-        }
-        let stats = ksm.stats()?;
-        if ksm.run()? == 1 && stats.pages_shared.unwrap_or(0) > 0 {
-            return Ok(Err("the kernel's KSM serves others on this host".into()));
-        }
-        let Some(ksmd) = cpu::kernel_thread("ksmd") else { return Ok(Err("there is no ksmd".into())) };
         let before = Snapshot::of(&ksm)?;
-        let mut rival = Self { ksm, before, ksmd, pace: Pace::FULL };
+        let mut rival = Self { ksm, before, ksmd: ksmd.pid, pace: Pace::FULL };
         // Both are not in every kernel.
         if rival.ksm.advisor_mode().is_ok() {
             rival.ksm.set_advisor_mode("none")?;

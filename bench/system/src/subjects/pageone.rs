@@ -73,12 +73,12 @@ pub(crate) struct PageOne {
 }
 
 impl PageOne {
-    /// Looks beside this program, or in `PAGEONE_BIN_DIR`.
+    /// The program `pageone`, beside this one or in `PAGEONE_BIN_DIR`, with its agent.
     ///
     /// # Errors
     ///
-    /// When it is not there.
-    pub(crate) fn find() -> Result<Self> {
+    /// When one of them is not there.
+    pub(crate) fn program() -> Result<PathBuf> {
         let bin = match std::env::var_os("PAGEONE_BIN_DIR") {
             Some(dir) => PathBuf::from(dir),
             None => own_program()?.parent().map(Path::to_path_buf).unwrap_or_default(),
@@ -90,8 +90,18 @@ impl PageOne {
                 bin.display()
             );
         }
+        Ok(bin.join("pageone"))
+    }
+
+    /// Looks for the program, and makes a directory for its daemon.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PageOne::program`].
+    pub(crate) fn find() -> Result<Self> {
+        let program = Self::program()?;
         let dir = tempfile::Builder::new().prefix("pageone-bench-").tempdir().context("no directory for the daemon")?;
-        Ok(Self { program: bin.join("pageone"), dir, huge_pages: HugePages::Split(0) })
+        Ok(Self { program, dir, huge_pages: HugePages::Split(0) })
     }
 
     /// What becomes of clients' huge pages, from now on.
@@ -131,20 +141,6 @@ impl PageOne {
         command.arg(program.get_program()).args(program.get_args());
         let log = File::options().create(true).append(true).open(self.dir.path().join("clients.log"));
         command.stderr(log.context("cannot write the clients' log")?);
-        Ok(command)
-    }
-
-    /// The wrapper of libvirt's guests, in front of this QEMU.
-    ///
-    /// # Errors
-    ///
-    /// When it is not there.
-    pub(crate) fn wrapper(&self, qemu: &str) -> Result<Command> {
-        let wrapper = self.program.with_file_name("qemu-system-x86_64-pageone");
-        ensure!(wrapper.exists(), "{} is missing; build it with `make build`", wrapper.display());
-        let mut command = Command::new(wrapper);
-        command.env("PAGEONE_QEMU", qemu).env("PAGEONE_SOCKET", self.dir.path().join("agent.sock"));
-        command.env("PAGEONE_AGENT", self.program.with_file_name("libpageone_agent.so"));
         Ok(command)
     }
 

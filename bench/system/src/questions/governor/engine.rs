@@ -70,10 +70,6 @@ impl Governed for GovernedEngine<'_> {
         Ok(self.status.merged())
     }
 
-    fn rate(&mut self) -> Result<u64> {
-        Ok(self.status.governor.metrics.pages_per_second.unwrap_or(0.0) as u64)
-    }
-
     fn governing(&self) -> f64 {
         0.0
     }

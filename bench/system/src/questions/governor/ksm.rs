@@ -1,21 +1,22 @@
 //! Subjects of the `governor` bench: the kernel's KSM under each governor.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kmem::ksm::{Ksm, Ksmd, Snapshot, process_stat};
+use testguest::find::cache_dir;
 
 use crate::questions::governor::load::Load;
 use crate::questions::governor::trace::Trace;
 use crate::questions::governor::{Governed, Plan};
+use crate::subjects::ksm::usable;
+use crate::subjects::pageone::PageOne;
 use bench_common::interrupt::Interrupt;
-use bench_common::own_program;
 
 /// KSM under way.
 pub(crate) struct GovernedKsm {
-    ksm: Ksm,
     ksmd: Ksmd,
     governing: Governing,
     /// CPU time of ksmd at the start, in seconds.
@@ -26,19 +27,10 @@ pub(crate) struct GovernedKsm {
 impl GovernedKsm {
     /// Keeps the settings for the end, or says why it can't be measured here.
     pub(crate) fn prepare(subject: &str) -> Result<Result<Settings, String>> {
-        let ksm = match Ksm::open() {
-            Ok(ksm) => ksm,
-            Err(e) => return Ok(Err(format!("this kernel has no KSM: {e}"))),
+        let ksm = match usable()? {
+            Ok((ksm, _)) => ksm,
+            Err(why) => return Ok(Err(why)),
         };
-        if !rustix::process::geteuid().is_root() {
-            return Ok(Err("KSM can be set by root only".into()));
-        }
-        if Ksmd::find()?.is_none() {
-            return Ok(Err("there is no ksmd".into()));
-        }
-        if ksm.run()? == 1 {
-            return Ok(Err("KSM serves others on this host".into()));
-        }
         if subject == "ksm-advisor" && ksm.advisor_mode().is_err() {
             return Ok(Err("this kernel has no advisor".into()));
         }
@@ -79,7 +71,7 @@ impl GovernedKsm {
             Err(why) => return Ok(Err(why)),
         };
         let scans = ksm.stats()?.full_scans.unwrap_or(0);
-        Ok(Ok(Self { cpu: ksmd.cpu_time()?.as_secs_f64(), ksm, ksmd, governing, scans }))
+        Ok(Ok(Self { cpu: ksmd.cpu_time()?.as_secs_f64(), ksmd, governing, scans }))
     }
 }
 
@@ -99,10 +91,6 @@ impl Governed for GovernedKsm {
 
     fn merged(&mut self, load: &Load<'_>) -> Result<u64> {
         load.clients.iter().map(|client| Ok(process_stat(client.pid())?.merging_pages.unwrap_or(0))).sum()
-    }
-
-    fn rate(&mut self) -> Result<u64> {
-        Ok(self.ksm.pages_to_scan()?)
     }
 
     fn governing(&self) -> f64 {
@@ -197,15 +185,9 @@ fn start(plan: &Plan, subject: &str, cost: f64, ksm: &Ksm) -> Result<Result<Gove
             spawn(&mut command)?
         }
         _ => {
-            let bin = std::env::var_os("PAGEONE_BIN_DIR").map(PathBuf::from);
-            let beside = || own_program().ok()?.parent().map(Path::to_path_buf);
-            let program = bin.or_else(beside).unwrap_or_default().join("pageone");
             let (target, max_cpu) = (plan.target.as_secs_f64().to_string(), plan.max_cpu.to_string());
-            let mut command = Command::new(program);
+            let mut command = Command::new(PageOne::program()?);
             command.stdout(Stdio::null());
-            if let Some(path) = &plan.decisions {
-                command.stdout(std::fs::File::create(path).with_context(|| path.display().to_string())?);
-            }
             // The default minimum of 500 is for more memory than this.
             spawn(command.args(["ksm", "advise", "--target", &target, "--max-cpu", &max_cpu, "--min-pages", "100"]))?
         }
@@ -215,11 +197,6 @@ fn start(plan: &Plan, subject: &str, cost: f64, ksm: &Ksm) -> Result<Result<Gove
 }
 
 fn find_ksmtuned() -> Option<PathBuf> {
-    let home =
-        || Some(PathBuf::from(std::env::var_os("XDG_CACHE_HOME").unwrap_or_default())).filter(|p| p.is_absolute());
-    let cache =
-        std::env::var_os("PAGEONE_CACHE").map(PathBuf::from).or_else(|| home().map(|home| home.join("pageone")));
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/pageone")))?;
-    let places = [PathBuf::from("/usr/sbin/ksmtuned"), cache.join("ksmtuned/usr/sbin/ksmtuned")];
-    places.into_iter().find(|place| place.exists())
+    let cached = cache_dir().ok().map(|cache| cache.join("ksmtuned/usr/sbin/ksmtuned"));
+    [Some(PathBuf::from("/usr/sbin/ksmtuned")), cached].into_iter().flatten().find(|place| place.exists())
 }

@@ -24,8 +24,6 @@ pub(crate) struct Look {
     pub(crate) merged: u64,
     /// Pages that can be merged.
     pub(crate) mergeable: u64,
-    /// Pages of a batch, or a second.
-    pub(crate) rate: u64,
 }
 
 /// A run.
@@ -155,7 +153,7 @@ mod tests {
         let looks = (0..=400).map(|n| {
             let at = f64::from(n) / 10.0;
             cpu += rate(at) / 10.0;
-            Look { at, cpu, merged: n as u64, mergeable: 300, rate: 1 }
+            Look { at, cpu, merged: n as u64, mergeable: 300 }
         });
         let ends = (1..=10).map(|n| f64::from(n) * 4.0).collect();
         Trace { looks: looks.collect(), ends, scans: Vec::new(), changes: vec![0.0, 20.0], governing: 0.5 }

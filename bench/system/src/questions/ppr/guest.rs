@@ -1,20 +1,14 @@
 //! Guests that boot nothing but the load (`guest/load`), and what their memory takes on the host.
 
-#![allow(unsafe_code)] // A step between fork and exec.
-
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use kmem::procfs;
 use kmem::range::Range;
-use parking_lot::Mutex;
-use rustix::process::Signal;
+use testguest::Accelerator;
+use testguest::load::{self, Boot};
 
 use crate::subjects::ksm::Rival;
 use crate::subjects::pageone::PageOne;
@@ -23,37 +17,29 @@ use bench_common::interrupt::Interrupt;
 /// How long a guest may take to say something that it is waited for.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A kernel, the archive to boot it with, and how.
+/// What is booted, and how.
 pub(crate) struct Archive {
-    kernel: String,
-    archive: String,
-    kvm: bool,
+    boot: Boot,
+    accelerator: Accelerator,
 }
 
 impl Archive {
-    /// Makes the archives, or finds them; takes that of the 6.1 kernel, the reference. `kvm`: it
-    /// boots on KVM. `Err` with the reason in the inner result: it cannot be measured on this host.
-    pub(crate) fn find(kvm: bool) -> Result<Result<Self, String>> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/ppr-archive.sh");
-        let out = Command::new(&script).output().with_context(|| format!("cannot run {}", script.display()))?;
-        if !out.status.success() {
-            return Ok(Err(String::from_utf8_lossy(&out.stderr).trim().to_string()));
-        }
-        let text = String::from_utf8_lossy(&out.stdout).into_owned();
-        let line = text.lines().find(|line| line.contains("/6.1.")).or_else(|| text.lines().next());
-        let (kernel, archive) = line.and_then(|line| line.split_once(' ')).context("ppr-archive.sh printed nothing")?;
-        Ok(Ok(Self { kernel: kernel.into(), archive: archive.into(), kvm }))
+    /// The archive of the 6.1 kernel, the reference, or another one. `Err` with the reason in the inner
+    /// result: it cannot be measured on this host.
+    pub(crate) fn find(accelerator: Accelerator) -> Result<Result<Self, String>> {
+        let boots = match load::boots() {
+            Ok(boots) => boots,
+            Err(why) => return Ok(Err(why)),
+        };
+        let boot = boots.iter().find(|(kernel, _)| kernel.contains("/6.1.")).or(boots.first());
+        Ok(Ok(Self { boot: boot.context("there is no archive to boot")?.clone(), accelerator }))
     }
 
     /// The command that boots it; `parameters` are for `guest/load/init`.
     pub(crate) fn qemu(&self, memory_mib: u64, parameters: &str) -> Command {
-        let append = format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off STAY=1 {parameters}");
-        let mut qemu = Command::new("qemu-system-x86_64");
-        let (accelerator, processor) = if self.kvm { ("kvm", "host") } else { ("tcg,tb-size=16", "qemu64,-cx16") };
-        qemu.args(["-accel", accelerator, "-cpu", processor, "-m", &memory_mib.to_string()]);
-        qemu.args(["-kernel", &self.kernel, "-initrd", &self.archive, "-append", &append]);
-        qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]);
-        qemu.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
+        let words = load::words(&self.boot, self.accelerator, memory_mib, &format!("STAY=1 {parameters}"));
+        let mut qemu = Command::new(&words[0]);
+        qemu.args(&words[1..]);
         qemu
     }
 }
@@ -90,8 +76,7 @@ fn qemu(archive: &Archive, way: Way, memory_mib: u64, parameters: &str) -> Comma
 
 /// A running guest; it ends with this value.
 pub(crate) struct Guest {
-    child: Child,
-    lines: Arc<Mutex<Vec<(Instant, String)>>>,
+    guest: testguest::Guest,
     ram: Range,
 }
 
@@ -105,30 +90,12 @@ impl Guest {
         parameters: &str,
     ) -> Result<Self> {
         let qemu = qemu(archive, way, memory_mib, parameters);
-        let mut command = match way {
+        let command = match way {
             Way::Ppr => pageone.launch_with(&qemu, &["--ppr"])?,
             Way::PprHuge => pageone.launch_with(&qemu, &["--ppr", "--huge-pages", "keep"])?,
             _ => Rival::launch(&qemu),
         };
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        // Should this program be killed, its guests end too.
-        // SAFETY: between fork and exec the closure makes one system call and touches no memory
-        // that another thread may have locked.
-        unsafe {
-            command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
-        }
-        let mut child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
-        let out = child.stdout.take().context("a guest has no console")?;
-        let lines: Arc<Mutex<Vec<(Instant, String)>>> = Arc::default();
-        let heard = lines.clone();
-        // Ends with the guest.
-        std::thread::spawn(move || {
-            for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
-                let line = String::from_utf8_lossy(&line).trim().to_string();
-                heard.lock().push((Instant::now(), line));
-            }
-        });
-        let mut guest = Self { child, lines, ram: Range::new(0, 0) };
+        let mut guest = Self { guest: testguest::Guest::start(command)?, ram: Range::new(0, 0) };
         // At once: merging cuts the mapping into many.
         guest.find_ram(memory_mib)?;
         Ok(guest)
@@ -150,20 +117,14 @@ impl Guest {
 
     /// The process.
     pub(crate) fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.guest.pid()
     }
 
-    /// When it first said something that begins so, if it has, and the whole line.
-    pub(crate) fn said(&self, beginning: &str) -> Option<(Instant, String)> {
-        let lines = self.lines.lock();
-        lines.iter().find(|(_, line)| line.starts_with(beginning)).cloned()
-    }
-
-    /// Waits until it says something that begins so.
+    /// Waits until it says something that begins so; when that was seen, and the whole line.
     pub(crate) fn wait(&mut self, beginning: &str, interrupt: &Interrupt) -> Result<(Instant, String)> {
-        interrupt.until_each(Duration::from_millis(20), beginning, LIMIT, || {
+        interrupt.until_each(Duration::from_millis(2), beginning, LIMIT, || {
             self.check()?;
-            Ok(self.said(beginning))
+            Ok(self.guest.said(|line| line.starts_with(beginning)).map(|line| (Instant::now(), line)))
         })
     }
 
@@ -173,27 +134,21 @@ impl Guest {
     ///
     /// When not.
     pub(crate) fn check(&mut self) -> Result<()> {
-        let lines = self.lines.lock();
-        let bad = ["CORRUPT", "Kernel panic", "PPR refused"];
-        let found = lines.iter().find(|(_, line)| bad.iter().any(|bad| line.contains(bad)));
-        ensure!(found.is_none(), "guest {}: {found:?}", self.child.id());
-        if let Some(end) = self.child.try_wait()? {
-            let tail: Vec<_> = lines.iter().rev().take(5).map(|(_, line)| line.as_str()).collect();
-            bail!("guest {} ended, {end}: {tail:?}", self.child.id());
-        }
-        Ok(())
+        let found = self.guest.said(|line| line.contains("CORRUPT") || line.contains("PPR refused"));
+        ensure!(found.is_none(), "guest {}: {found:?}", self.pid());
+        Ok(self.guest.check()?)
     }
 
     /// Rounds of the load, all right.
     pub(crate) fn rounds(&self) -> usize {
-        let lines = self.lines.lock();
-        lines.iter().filter(|(_, line)| line.starts_with("PAGEONE-ROUND") && line.contains("PASS")).count()
+        let is_one = |line: &&String| line.starts_with("PAGEONE-ROUND") && line.contains("PASS");
+        self.guest.console().iter().filter(is_one).count()
     }
 
     /// A figure of the module's statistics, once it has printed them.
     pub(crate) fn stat(&self, name: &str) -> Option<u64> {
-        let (_, line) = self.said(&format!("PPR-STAT {name} "))?;
-        line.rsplit_once(' ')?.1.parse().ok()
+        let beginning = format!("PPR-STAT {name} ");
+        self.guest.said(|line| line.starts_with(&beginning))?.rsplit_once(' ')?.1.parse().ok()
     }
 
     /// Bytes of the host's memory that the guest's RAM takes, without frames shared in a store. A
@@ -201,13 +156,6 @@ impl Guest {
     pub(crate) fn resident(&self) -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).context("cannot read a guest's smaps")?;
         Ok(sum(&text, self.ram) << 10)
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

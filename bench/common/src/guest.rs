@@ -5,8 +5,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use testguest::{Guest, Options, Spec, dump};
+use testguest::{Guest, Options, Spec};
 
+use crate::dump;
 use crate::interrupt::Interrupt;
 
 /// Memory of a guest that is dumped, MiB.

@@ -1,8 +1,9 @@
-//! What all benches share: figures and how they are printed, plots, numbers that look random, waiting
-//! that a signal ends, and guests' memory to work on.
+//! What all benches share: figures and how they are printed, plots, numbers that look random,
+//! waiting that a signal ends, and guests' memory to work on.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints for who runs it")]
 
+pub mod dump;
 pub mod guest;
 pub mod interrupt;
 pub mod plot;

@@ -4,6 +4,8 @@
 //! process's group and all of its ancestors. A group's headroom is its limit less its usage.
 //! Inactive page cache does not count as used, since the kernel drops it first.
 //!
+//! Groups are looked up in `/proc/PID/cgroup` and `/proc/self/mountinfo`; reading these may fail.
+//!
 //! Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, `cgroups(7)`,
 //! `proc_pid_mountinfo(5)`.
 
@@ -46,19 +48,11 @@ pub struct MemoryGroups {
 
 impl MemoryGroups {
     /// Looks up the groups of this process. This takes longer than [`MemoryGroups::headroom`].
-    ///
-    /// # Errors
-    ///
-    /// Those of reading `/proc/self/cgroup` and `/proc/self/mountinfo`.
     pub fn find() -> io::Result<Self> {
         Self::at("/proc/self/cgroup")
     }
 
     /// Looks up the groups of another process, in the hierarchies that this process sees.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading `/proc/PID/cgroup` and `/proc/self/mountinfo`.
     pub fn of(pid: i32) -> io::Result<Self> {
         Self::at(&format!("/proc/{pid}/cgroup"))
     }
@@ -81,10 +75,6 @@ impl MemoryGroups {
 
 /// [`MemoryGroups::headroom`] of the groups that this process is in now. The memory of the whole
 /// system may be less.
-///
-/// # Errors
-///
-/// Those of reading `/proc/self/cgroup` and `/proc/self/mountinfo`.
 pub fn memory_headroom() -> io::Result<Option<u64>> {
     Ok(MemoryGroups::find()?.headroom())
 }

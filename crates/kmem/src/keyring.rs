@@ -60,10 +60,6 @@ impl From<Errno> for KeyError {
 /// A service of systemd has a session of its own, without the user's keyring: what is only found
 /// there may not be read. So the key is linked to the thread's keyring meanwhile, which makes this
 /// thread its possessor. A key of that name in the thread's keyring is replaced.
-///
-/// # Errors
-///
-/// [`KeyError`].
 pub fn read_user_key(name: &str, into: &mut [u8]) -> Result<usize, KeyError> {
     // No key has a zero in its name.
     let name = CString::new(name).map_err(|_| KeyError::Missing)?;

@@ -2,7 +2,7 @@
 //! per process.
 //!
 //! Source: Documentation/admin-guide/mm/ksm.rst. Values that the running kernel does not have are
-//! `None`.
+//! `None`; what is there may fail to be read as any file.
 
 use std::fmt::Display;
 use std::fs;
@@ -28,10 +28,6 @@ macro_rules! stats {
 
         impl Ksm {
             /// Reads all statistics.
-            ///
-            /// # Errors
-            ///
-            /// Those of reading a file that exists.
             pub fn stats(&self) -> io::Result<Stats> {
                 Ok(Stats { $($name: self.read_if_there(stringify!($name))?,)* })
             }
@@ -78,10 +74,6 @@ macro_rules! setting {
         impl Ksm {
             $(
                 $(#[$doc])*
-                ///
-                /// # Errors
-                ///
-                /// Those of reading the file.
                 pub fn $name(&self) -> io::Result<$type> {
                     self.read(stringify!($name))
                 }
@@ -146,10 +138,6 @@ impl Ksm {
 
     /// Only the statistics about the scan's progress, which are in few files: `pages_scanned`,
     /// `pages_skipped` and, read last, `full_scans`.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading a file that exists.
     pub fn progress(&self) -> io::Result<Stats> {
         Ok(Stats {
             pages_scanned: self.read_if_there("pages_scanned")?,
@@ -178,10 +166,6 @@ impl Ksm {
     }
 
     /// The advisor that sets `pages_to_scan`: `none` or `scan-time` (Linux 6.8).
-    ///
-    /// # Errors
-    ///
-    /// Those of reading the file.
     pub fn advisor_mode(&self) -> io::Result<String> {
         let text = fs::read_to_string(self.root.join("advisor_mode"))?;
         Ok(selected(&text).to_owned())

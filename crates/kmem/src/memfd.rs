@@ -21,6 +21,8 @@
 //! A memfd that is [written once](create_written) cannot be changed any more, not even by the
 //! process that made it ([`WRITTEN_SEALS`]). So its bytes can be trusted to stay, from any maker.
 //!
+//! What fails to be made leaves no memfd behind.
+//!
 //! Sources: `memfd_create(2)`, `fcntl(2)` "File sealing", `fallocate(2)`, `mm/shmem.c` and
 //! `mm/truncate.c` of Linux 6.12.
 
@@ -146,10 +148,6 @@ impl StoreFile {
 
 /// Creates a store of `len` bytes (a multiple of the page size), all zeros; the module's page says
 /// what a store is. The kernel allocates memory page by page as it is written.
-///
-/// # Errors
-///
-/// [`MemfdError`]; no memfd is left behind.
 pub fn create_store(name: &str, len: usize) -> Result<StoreFile, MemfdError> {
     store_of(create(name)?, len)
 }
@@ -185,10 +183,6 @@ fn store_of(writer: OwnedFd, len: usize) -> Result<StoreFile, MemfdError> {
 
 /// Creates a store that is sealed, whatever this process may do. The returned map is the only way
 /// to write it, for ever.
-///
-/// # Errors
-///
-/// [`MemfdError`]; no memfd is left behind.
 pub fn create_sealed(name: &str, len: usize) -> Result<(OwnedFd, SharedMap), MemfdError> {
     let fd = create(name)?;
     rustix::fs::ftruncate(&fd, len as u64).map_err(|errno| MemfdError::Resize { len, errno })?;
@@ -225,10 +219,6 @@ fn reader(writer: &OwnedFd) -> Result<OwnedFd, MemfdError> {
 
 /// Creates a file of zeros that whoever has its descriptor may write, and nobody can shrink or
 /// grow.
-///
-/// # Errors
-///
-/// [`MemfdError`]; no memfd is left behind.
 pub fn create_fixed(name: &str, len: usize) -> Result<(OwnedFd, SharedMap), MemfdError> {
     let fd = create(name)?;
     rustix::fs::ftruncate(&fd, len as u64).map_err(|errno| MemfdError::Resize { len, errno })?;
@@ -317,10 +307,6 @@ pub struct FileId {
 }
 
 /// The identity of an open file.
-///
-/// # Errors
-///
-/// Those of `fstat(2)`.
 pub fn identity(fd: impl AsFd) -> io::Result<FileId> {
     let stat = rustix::fs::fstat(fd)?;
     Ok(FileId { dev: stat.st_dev, ino: stat.st_ino })
@@ -362,10 +348,6 @@ pub fn read_page(fd: impl AsFd, index: usize, page: &mut [u8; PAGE_SIZE]) -> io:
 
 /// Bytes of memory (and swap) that a memfd uses, or of disk space that a file uses (`st_blocks`
 /// times 512).
-///
-/// # Errors
-///
-/// Those of `fstat(2)`.
 pub fn resident_bytes(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_blocks as u64 * 512)
 }

@@ -192,10 +192,6 @@ impl Pagemap {
     /// As [`Pagemap::scan`], but matching pages for which `spare` is true are reported without
     /// being protected. It is given the page's address and its [`Query::returned`] categories.
     /// Between pages that are protected some may be protected all the same.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Pagemap::scan`].
     pub fn scan_sparing(
         &self,
         range: Range,
@@ -234,10 +230,6 @@ impl Pagemap {
 
     /// Protects the matching pages of a short range, in one call. As [`Pagemap::scan`], but without
     /// asking first which these are: others who have mapped the range lose all of it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Pagemap::scan`].
     pub fn protect(&self, range: Range, query: &Query) -> Result<(), Errno> {
         self.walk(range, &Query { write_protect: true, ..*query }, &mut |_| Ok(()))
     }

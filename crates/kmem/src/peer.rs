@@ -20,10 +20,6 @@ pub struct Peer {
 
 impl Peer {
     /// The process at the other end of a socket (`SO_PEERCRED`).
-    ///
-    /// # Errors
-    ///
-    /// Those of `getsockopt(2)`.
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
         let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
         // SAFETY: the value of SO_PEERCRED is a `ucred`.

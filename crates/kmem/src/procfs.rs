@@ -1,8 +1,9 @@
 //! `/proc`: mappings, status, memory use and CPU time of processes; memory and release of the
 //! system.
 //!
-//! Functions take the number of a process, or `None` for this process. Sources: `proc(5)` and its
-//! pages for single files.
+//! Functions take the number of a process, or `None` for this process. They fail as reading the
+//! file does: with `NotFound` or `ESRCH` where the process is gone, with `PermissionDenied` where
+//! it belongs to another user. Sources: `proc(5)` and its pages for single files.
 
 use std::fmt::Display;
 use std::fs::{File, read_to_string};
@@ -69,10 +70,6 @@ pub struct Status {
 }
 
 /// The status of a process.
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: there is no such process.
 pub fn status(pid: Option<i32>) -> io::Result<Status> {
     Ok(parse_status(&read_to_string(path(pid, "status"))?))
 }
@@ -123,10 +120,6 @@ impl AsFd for StatusFile {
 
 /// Whether every thread of a process is stopped, by a signal or by a tracer. The first thread may
 /// be stopped while others still run on to the point where they stop.
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: there is no such process.
 pub fn is_stopped(pid: i32) -> io::Result<bool> {
     let mut stopped = false;
     for thread in threads(pid)? {
@@ -147,10 +140,6 @@ pub fn is_stopped(pid: i32) -> io::Result<bool> {
 }
 
 /// The numbers of a process's threads.
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: there is no such process.
 pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -203,10 +192,6 @@ pub struct SmapsRollup {
 
 /// The memory of a process. The kernel walks all of its page tables, which takes about 1 ms for 100
 /// MiB of resident memory.
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user.
 pub fn smaps_rollup(pid: Option<i32>) -> io::Result<SmapsRollup> {
     Ok(parse_smaps_rollup(&read_to_string(path(pid, "smaps_rollup"))?))
 }
@@ -259,10 +244,6 @@ pub struct MemInfo {
 }
 
 /// The memory of the system.
-///
-/// # Errors
-///
-/// Those of reading the file.
 pub fn meminfo() -> io::Result<MemInfo> {
     Ok(parse_meminfo(&read_to_string("/proc/meminfo")?))
 }
@@ -294,10 +275,6 @@ fn number_in(file: &str) -> io::Result<u64> {
 }
 
 /// `vm.max_map_count`: the most mappings that a process may have.
-///
-/// # Errors
-///
-/// Those of reading the file.
 pub fn max_map_count() -> io::Result<usize> {
     number_in("/proc/sys/vm/max_map_count").map(|count| count as usize)
 }
@@ -324,19 +301,11 @@ fn parse_release(release: &str) -> (u32, u32) {
 
 /// The CPU time that all threads of a process have used, in user and kernel mode; usually in steps
 /// of 10 ms.
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: the process is gone.
 pub fn cpu_time(pid: i32) -> io::Result<Duration> {
     stat_time(&format!("/proc/{pid}/stat"))
 }
 
 /// Page faults of a process that needed no disk (`minflt`), those of threads that have ended too.
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: the process is gone.
 pub fn minor_faults(pid: i32) -> io::Result<u64> {
     let file = path(Some(pid), "stat");
     parse_minor_faults(&read_to_string(&file)?).ok_or_else(|| invalid(file))

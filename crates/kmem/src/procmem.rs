@@ -1,5 +1,6 @@
 //! Reading another process's memory: by its number (`process_vm_readv(2)`), or through a descriptor
-//! that stands for one address space ([`AddressSpace`]).
+//! that stands for one address space ([`AddressSpace`]). Too little room for the pages asked for
+//! panics.
 
 #![allow(unsafe_code)] // The system call writes through pointers.
 
@@ -57,10 +58,6 @@ const IOVECS: usize = 1024;
 /// [`ReadError`]. After an error midway `out` holds the pages read until then; their number is
 /// unknown.
 ///
-/// # Panics
-///
-/// When `out` has no room for all pages.
-///
 /// # Examples
 ///
 /// ```
@@ -92,14 +89,6 @@ pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize
 /// As [`read_pages`], of the address space that holds `word` at the address `proof`, and of no
 /// other: the word is read in the same system call, which looks the address space up once. Reads as
 /// many pages as fit into one call. `None`: the process has another address space now.
-///
-/// # Errors
-///
-/// [`ReadError`].
-///
-/// # Panics
-///
-/// When `out` has no room for all pages.
 pub fn read_pages_of(
     pid: i32,
     (proof, word): (usize, u64),

@@ -8,8 +8,8 @@
 //! `syscall(2)` is variadic: an `int` passed to it may leave the upper half of its register
 //! undefined, which the kernel reads where it expects a `long`. Here arguments are `usize` by type.
 //!
-//! The functions named after system calls take and return what the kernel does. Typed ones stand in
-//! [`crate::mm`].
+//! The functions named after system calls take and return what the kernel does; their errors are
+//! those of the manual pages. Typed ones stand in [`crate::mm`].
 
 #![allow(unsafe_code)] // System calls.
 
@@ -64,10 +64,6 @@ pub(crate) unsafe fn syscall<const N: usize>(number: c_long, args: [usize; N]) -
 ///
 /// With `MAP_FIXED` among the flags, no code uses what was mapped in `start`..`start + len`, unless
 /// the new mapping holds the same bytes with the same access.
-///
-/// # Errors
-///
-/// Those of the manual page.
 pub unsafe fn mmap(start: usize, len: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> Answer {
     let args = [start, len, protection as usize, flags as usize, fd as usize, offset as usize];
     // SAFETY: no argument is a pointer that the kernel follows. A mapping that is not fixed
@@ -80,10 +76,6 @@ pub unsafe fn mmap(start: usize, len: usize, protection: c_int, flags: c_int, fd
 /// # Safety
 ///
 /// No code uses `start`..`start + len` before something else is mapped there.
-///
-/// # Errors
-///
-/// Those of the manual page.
 pub unsafe fn munmap(start: usize, len: usize) -> Answer {
     // SAFETY: the kernel follows no pointer, and by the contract no code uses the range afterwards.
     unsafe { syscall(libc::SYS_munmap, [start, len]) }
@@ -95,10 +87,6 @@ pub unsafe fn munmap(start: usize, len: usize) -> Answer {
 ///
 /// No code uses the old range afterwards where the call moves or shortens it. With `MREMAP_FIXED`
 /// no code uses what was mapped in `new`..`new + new_len`.
-///
-/// # Errors
-///
-/// Those of the manual page.
 pub unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> Answer {
     // SAFETY: the kernel follows no pointer; the contract covers the ranges that change.
     unsafe { syscall(libc::SYS_mremap, [old, old_len, new_len, flags as usize, new]) }
@@ -110,10 +98,6 @@ pub unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, n
 ///
 /// Where the advice discards memory (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`), no code relies
 /// on what the range held. Where it forbids access (`MADV_GUARD_INSTALL`), no code uses the range.
-///
-/// # Errors
-///
-/// Those of the manual page.
 pub unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer {
     // SAFETY: the kernel follows no pointer; the contract covers what the advice does.
     unsafe { syscall(libc::SYS_madvise, [start, len, advice as usize]) }
@@ -146,10 +130,6 @@ pub unsafe fn madvise_many(ranges: &[libc::iovec], advice: c_int) -> Answer {
 /// - `ranges` leads to `count` entries that are valid during the call, and is exposed
 ///   (`expose_provenance`).
 /// - Where the pidfd is this process's, the contract of [`madvise`] holds for each of the ranges.
-///
-/// # Errors
-///
-/// Those of the manual page.
 pub unsafe fn process_madvise(pidfd: c_int, ranges: usize, count: usize, advice: c_int, flags: u32) -> Answer {
     // SAFETY: this function's contract is that of the call.
     unsafe {
@@ -162,10 +142,6 @@ pub unsafe fn process_madvise(pidfd: c_int, ranges: usize, count: usize, advice:
 /// # Safety
 ///
 /// No code uses the range in a way that the new protection forbids.
-///
-/// # Errors
-///
-/// Those of the manual page.
 pub unsafe fn mprotect(start: usize, len: usize, protection: c_int) -> Answer {
     // SAFETY: the kernel follows no pointer; the contract covers the range's users.
     unsafe { syscall(libc::SYS_mprotect, [start, len, protection as usize]) }
@@ -176,10 +152,6 @@ pub unsafe fn mprotect(start: usize, len: usize, protection: c_int) -> Answer {
 /// # Safety
 ///
 /// No code uses the range in a way that the new protection, or the rights of the key, forbid.
-///
-/// # Errors
-///
-/// Those of the manual page.
 pub unsafe fn pkey_mprotect(start: usize, len: usize, protection: c_int, key: c_int) -> Answer {
     // SAFETY: the kernel follows no pointer; the contract covers the range's users.
     unsafe { syscall(libc::SYS_pkey_mprotect, [start, len, protection as usize, key as usize]) }

@@ -107,10 +107,6 @@ impl Conn {
     }
 
     /// A pair of connected ends.
-    ///
-    /// # Errors
-    ///
-    /// Those of `socketpair(2)`.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         Ok((Self { fd: a }, Self { fd: b }))

@@ -168,20 +168,12 @@ impl Uffd {
 
     /// Registers the range for missing pages: a thread that touches a page which has no memory
     /// waits. Pages that are there, and their protection, are left alone.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Uffd::register_wp`].
     pub fn register_missing(&self, range: Range) -> Result<(), Errno> {
         self.register(range, sys::UFFDIO_REGISTER_MODE_MISSING)
     }
 
     /// Registers the range for write-protection and for missing pages: a thread that touches a page
     /// which has no memory waits too.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Uffd::register_wp`].
     pub fn register_missing_wp(&self, range: Range) -> Result<(), Errno> {
         self.register(range, sys::UFFDIO_REGISTER_MODE_MISSING | sys::UFFDIO_REGISTER_MODE_WP)
     }

@@ -3,8 +3,7 @@
 //!
 //! A guest has no disk and no network: only a kernel, an initramfs and a serial console, which is
 //! QEMU's standard output. [`Spec::prepare`] finds QEMU and a kernel and builds the initramfs;
-//! [`Spec::command`] starts QEMU; [`Guest`] runs a command and reads its console; [`dump`] stores a
-//! guest's memory in files.
+//! [`Spec::command`] starts QEMU; [`Guest`] runs a command and reads its console.
 //!
 //! A guest's memory holds:
 //!
@@ -22,7 +21,6 @@
 
 mod console;
 mod cpio;
-pub mod dump;
 pub mod find;
 mod guest;
 mod heard;

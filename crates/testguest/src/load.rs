@@ -10,7 +10,8 @@ macro_rules! script {
     };
 }
 
-/// Makes the archives. That it is there is seen when this is compiled: tests skip what it cannot make.
+/// Makes the archives. That it is there is seen when this is compiled: tests skip what it cannot
+/// make.
 const SCRIPT: &str = script!();
 const _: &[u8] = include_bytes!(script!());
 

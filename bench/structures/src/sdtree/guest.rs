@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use anyhow::{Context, Result, ensure};
-use testguest::dump::Dump;
 
 use super::measure::Plan;
 use super::pages::{Layout, Pages};
+use bench_common::dump::Dump;
 use bench_common::guest;
 use bench_common::interrupt::Interrupt;
 use bench_common::random::mix;

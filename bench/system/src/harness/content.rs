@@ -11,10 +11,10 @@
 use std::ops::Range;
 
 use anyhow::Result;
+use bench_common::dump::Dump;
 use bench_common::random::mix;
 use clap::ValueEnum;
 use kmem::PAGE_SIZE;
-use testguest::dump::Dump;
 
 /// Words of a page.
 pub(crate) const WORDS: usize = PAGE_SIZE / 8;

@@ -27,6 +27,7 @@ use crate::harness::hold::{Client, order_all, pids, start_all};
 use crate::harness::host::{self, MapLimit, Others};
 use crate::harness::probe::Timing;
 use crate::subjects::engine::{self, Engine, Subject};
+use bench_common::dump;
 use bench_common::guest;
 use bench_common::interrupt::Interrupt;
 use bench_common::plot;
@@ -93,7 +94,7 @@ struct Plan {
 
 impl Plan {
     fn new(case: Case, options: &Options, pages: usize) -> Result<Self> {
-        let pages = if case == Case::Guest { testguest::dump::pages(options.clients)? } else { pages };
+        let pages = if case == Case::Guest { dump::pages(options.clients)? } else { pages };
         let contents = (0..options.clients).map(|client| Content::new(case, client, pages));
         let reach = content::reach(&contents.collect::<Result<Vec<_>>>()?, true);
         ensure!(reach.mergeable > 0, "no page of {} has an equal", case.name());

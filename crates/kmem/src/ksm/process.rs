@@ -17,10 +17,6 @@ pub struct Ksmd {
 
 impl Ksmd {
     /// Finds the thread. `None`: the kernel has no KSM, or a container's `/proc` hides the thread.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading `/proc`.
     pub fn find() -> io::Result<Option<Self>> {
         for entry in fs::read_dir("/proc")? {
             let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -36,10 +32,6 @@ impl Ksmd {
 
     /// CPU time that the thread has used: in nanoseconds where the kernel keeps them (`schedstat`),
     /// otherwise in steps of 10 ms.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading its files in `/proc`.
     pub fn cpu_time(&self) -> io::Result<Duration> {
         let fine = fs::read_to_string(format!("/proc/{}/schedstat", self.pid)).ok();
         let fine = fine.and_then(|text| text.split_whitespace().next()?.parse().ok());

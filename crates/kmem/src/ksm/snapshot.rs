@@ -45,10 +45,6 @@ impl Snapshot {
     }
 
     /// Reads the settings of `ksm`.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading the files.
     pub fn of(ksm: &Ksm) -> io::Result<Self> {
         let mut values = Vec::with_capacity(SETTINGS.len());
         for name in SETTINGS {

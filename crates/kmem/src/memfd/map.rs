@@ -39,7 +39,9 @@ pub fn filler() -> Result<Uffd, uffd::CreateError> {
 /// eight bytes at a time; each eight bytes are copied whole. A page that is written during the copy
 /// comes out as a mixture of old and new words; keep readers and writers of a page apart.
 ///
-/// An access behind the end of the file raises SIGBUS: map only files that cannot shrink.
+/// An access behind the end of the file raises SIGBUS: map only files that cannot shrink. A page or
+/// an offset that lies outside of the map, or is not aligned as asked, panics. So does writing
+/// where the map is for reading only.
 #[derive(Debug)]
 pub struct SharedMap {
     range: Range,
@@ -142,10 +144,6 @@ impl SharedMap {
     ///
     /// `EINVAL`: the kernel is too old, or its settings forbid it; `ENOMEM`, `EAGAIN`: there is no
     /// free huge page now.
-    ///
-    /// # Panics
-    ///
-    /// When the part lies outside of the map, or `offset` is not a multiple of a huge page's size.
     pub fn make_huge(&self, offset: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(HUGE_PAGE_SIZE), "offset {offset} is not a multiple of a huge page");
         let fits = offset.checked_add(HUGE_PAGE_SIZE).is_some_and(|end| end <= self.range.len);
@@ -192,10 +190,6 @@ impl SharedMap {
     }
 
     /// Copies page `index` out.
-    ///
-    /// # Panics
-    ///
-    /// When the page lies outside of the map.
     pub fn read_page(&self, index: usize, page: &mut [u8; PAGE_SIZE]) {
         let words = self.page(index);
         for (i, bytes) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -208,10 +202,6 @@ impl SharedMap {
     }
 
     /// Copies `page` into page `index`.
-    ///
-    /// # Panics
-    ///
-    /// When the page lies outside of the map, or the map is for reading only.
     pub fn write_page(&self, index: usize, page: &[u8; PAGE_SIZE]) {
         assert!(self.writable, "writing page {index} of a map made for reading only");
         let words = self.page(index);
@@ -225,10 +215,6 @@ impl SharedMap {
     }
 
     /// Whether page `index` has these bytes.
-    ///
-    /// # Panics
-    ///
-    /// When the page lies outside of the map.
     pub fn page_equals(&self, index: usize, page: &[u8; PAGE_SIZE]) -> bool {
         let words = self.page(index);
         page.as_chunks::<8>().0.iter().enumerate().all(|(i, bytes)| {
@@ -246,19 +232,11 @@ impl SharedMap {
     /// # Errors
     ///
     /// Those of [`Uffd::register_wp`]; `EINVAL` where the kernel cannot register files.
-    ///
-    /// # Panics
-    ///
-    /// When the part lies outside of the map.
     pub fn register(&self, filler: &Uffd, part: std::ops::Range<usize>) -> io::Result<()> {
         Ok(filler.register_wp(self.part(part))?)
     }
 
     /// Undoes [`SharedMap::register`]. Pages that were filled stay as they are.
-    ///
-    /// # Panics
-    ///
-    /// When the part lies outside of the map.
     pub fn unregister(&self, filler: &Uffd, part: std::ops::Range<usize>) {
         // Fails only where nothing is mapped.
         let _ = filler.unregister(self.part(part));
@@ -272,10 +250,6 @@ impl SharedMap {
     /// Gives the pages from `index` on memory with these bytes, in one step: the kernel neither
     /// clears them first nor takes faults. The pages have no memory yet, and were registered with
     /// the same [`filler`]. Returns how many were written; 0: the kernel refused.
-    ///
-    /// # Panics
-    ///
-    /// When a page lies outside of the map, or the map is for reading only.
     pub fn fill(&self, filler: &Uffd, index: usize, pages: &[[u8; PAGE_SIZE]]) -> usize {
         let Some(last) = pages.len().checked_sub(1) else { return 0 };
         assert!(self.writable, "writing page {index} of a map made for reading only");
@@ -287,11 +261,6 @@ impl SharedMap {
     }
 
     /// The eight bytes at byte `offset` as an atomic.
-    ///
-    /// # Panics
-    ///
-    /// When `offset` lies outside of the map or is not a multiple of 8, or the map is for reading
-    /// only (see [`SharedMap::load_u64`]).
     pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
         assert!(self.writable, "an atomic in a map made for reading only");
         // SAFETY: `word` has checked that the bytes are aligned and mapped, and they are writable.
@@ -301,10 +270,6 @@ impl SharedMap {
     }
 
     /// Loads the eight bytes at byte `offset`, also from a map for reading only.
-    ///
-    /// # Panics
-    ///
-    /// When `offset` lies outside of the map or is not a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> u64 {
         // SAFETY: `word` has checked that the bytes are aligned and mapped. All accesses of this
         // process to the map are atomic. An acquiring load of eight bytes is one plain load on

@@ -75,10 +75,6 @@ impl Descriptor {
     }
 
     /// The file's name, as `/proc/PID/fd` shows it; empty if the descriptor was closed meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// `PermissionDenied`: the process belongs to another user.
     pub fn name(&self, pid: i32) -> io::Result<String> {
         match std::fs::read_link(format!("/proc/{pid}/fd/{}", self.number)) {
             Ok(name) => Ok(name.to_string_lossy().into_owned()),
@@ -104,10 +100,6 @@ fn parse_descriptor(number_of_it: u32, text: &str) -> Option<Descriptor> {
 }
 
 /// The descriptors of a process, without those that are closed meanwhile.
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user.
 pub fn descriptors(pid: i32) -> io::Result<impl Iterator<Item = io::Result<Descriptor>>> {
     let read = move |entry: io::Result<std::fs::DirEntry>| {
         let path = match entry {

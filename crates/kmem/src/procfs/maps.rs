@@ -47,10 +47,6 @@ pub struct Maps {
 
 impl Maps {
     /// Opens the list of mappings of a process.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user.
     pub fn open(pid: Option<i32>) -> io::Result<Self> {
         let file = path(pid, "maps");
         Ok(Self { lines: lines_of(&file)?, file })
@@ -86,19 +82,11 @@ impl Maps {
 }
 
 /// Calls `each` for every mapping of a process; see [`Maps::for_each`].
-///
-/// # Errors
-///
-/// Those of [`Maps::open`] and [`Maps::for_each`].
 pub fn for_each_map(pid: Option<i32>, each: impl FnMut(&MapLine)) -> io::Result<()> {
     Maps::open(pid)?.for_each(each)
 }
 
 /// The number of mappings of a process; cheaper than [`for_each_map`].
-///
-/// # Errors
-///
-/// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user.
 pub fn count_maps(pid: Option<i32>) -> io::Result<usize> {
     let mut lines = lines_of(&path(pid, "maps"))?;
     let mut count = 0;

@@ -49,10 +49,6 @@ impl AddressSpace {
     ///
     /// [`Gone`]: no process uses the address space any more.
     ///
-    /// # Panics
-    ///
-    /// When `out` has no room for all pages.
-    ///
     /// # Examples
     ///
     /// ```

@@ -24,8 +24,8 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// The archive of the 6.1 kernel, the reference, or another one. `Err` with the reason in the inner
-    /// result: it cannot be measured on this host.
+    /// The archive of the 6.1 kernel, the reference, or another one. `Err` with the reason in the
+    /// inner result: it cannot be measured on this host.
     pub(crate) fn find(accelerator: Accelerator) -> Result<Result<Self, String>> {
         let boots = match load::boots() {
             Ok(boots) => boots,

@@ -9,76 +9,17 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, ensure};
 use kmem::{PAGE_SIZE, procfs};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::find::{self, FindError};
+use testguest::find;
 
 /// 8-byte words of a page.
 pub const WORDS: usize = PAGE_SIZE / 8;
 
-/// Why a dump was not written or opened.
-#[derive(Debug, thiserror::Error)]
-pub enum DumpError {
-    /// There is no directory for dumps.
-    #[error(transparent)]
-    Find(#[from] FindError),
-    /// The directory cannot be created.
-    #[error("cannot create {}", path.display())]
-    Create {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file of the dump cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file of the dump has the wrong length.
-    #[error("{} is cut off; remove it", .0.display())]
-    CutOff(PathBuf),
-    /// A file of the dump cannot be mapped.
-    #[error("cannot map {}", path.display())]
-    Map {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The guest cannot be stopped.
-    #[error("cannot stop guest {pid}")]
-    Stop {
-        /// The guest's process.
-        pid: i32,
-        /// Why.
-        source: io::Error,
-    },
-    /// QEMU has no mapping of the size of the guest's memory.
-    #[error(
-        "QEMU has no mapping of the size of the guest's memory; give the size of QEMU's -m, and memory in \
-             one piece"
-    )]
-    NoMemory,
-    /// The guest's memory cannot be copied.
-    #[error("cannot copy the memory of guest {pid}")]
-    Copy {
-        /// The guest's process.
-        pid: i32,
-        /// Why.
-        source: io::Error,
-    },
-}
-
 /// The directory of dumps: `bench` below [`find::cache_dir`].
-///
-/// # Errors
-/// If the account has no cache directory.
-pub fn directory() -> Result<PathBuf, DumpError> {
+pub fn directory() -> Result<PathBuf> {
     Ok(find::cache_dir()?.join("bench"))
 }
 
@@ -88,37 +29,34 @@ pub fn files(directory: &Path, number: usize) -> [PathBuf; 2] {
 }
 
 /// Pages of the largest of the first `count` dumps.
-///
-/// # Errors
-/// If a dump is missing.
-pub fn pages(count: usize) -> Result<usize, DumpError> {
-    let pages = (0..count).map(|number| Ok(Dump::open(number)?.pages())).collect::<Result<Vec<_>, DumpError>>()?;
+pub fn pages(count: usize) -> Result<usize> {
+    let pages = (0..count).map(|number| Ok(Dump::open(number)?.pages())).collect::<Result<Vec<_>>>()?;
     Ok(pages.into_iter().max().unwrap_or(0))
 }
 
 /// Writes the memory of the guest in process `pid` as dump number `number`. The guest has
 /// `memory_mib` MiB; it is stopped, and stays stopped.
-///
-/// # Errors
-/// If the guest cannot be stopped or read, or the dump cannot be written.
-pub fn write(pid: i32, memory_mib: usize, number: usize) -> Result<(), DumpError> {
+pub fn write(pid: i32, memory_mib: usize, number: usize) -> Result<()> {
     write_to(&directory()?, pid, memory_mib, number)
 }
 
-fn write_to(directory: &Path, pid: i32, memory_mib: usize, number: usize) -> Result<(), DumpError> {
-    fs::create_dir_all(directory).map_err(|source| DumpError::Create { path: directory.to_owned(), source })?;
+fn write_to(directory: &Path, pid: i32, memory_mib: usize, number: usize) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let stop = Pid::from_raw(pid).map_or(Err(rustix::io::Errno::SRCH), |pid| kill_process(pid, Signal::STOP));
-    stop.map_err(|error| DumpError::Stop { pid, source: error.into() })?;
+    stop.with_context(|| format!("cannot stop guest {pid}"))?;
+    let copy = || format!("cannot copy the memory of guest {pid}");
     let bytes = memory_mib << 20;
-    let copy = |source| DumpError::Copy { pid, source };
     let mut start = None;
     procfs::for_each_map(Some(pid), |map| {
         if map.range.len == bytes {
             start = Some(map.range.start);
         }
     })
-    .map_err(copy)?;
-    copy_pages(pid, start.ok_or(DumpError::NoMemory)?, bytes / PAGE_SIZE, &files(directory, number)).map_err(copy)
+    .with_context(copy)?;
+    let start = start.context(
+        "QEMU has no mapping of the size of the guest's memory; give the size of QEMU's -m, and memory in one piece",
+    )?;
+    copy_pages(pid, start, bytes / PAGE_SIZE, &files(directory, number)).with_context(copy)
 }
 
 /// Copies the present pages of the `pages` pages at `start`.
@@ -157,16 +95,14 @@ pub struct Dump {
 
 impl Dump {
     /// Opens dump number `number`.
-    ///
-    /// # Errors
-    /// If it is missing or incomplete.
-    pub fn open(number: usize) -> Result<Self, DumpError> {
+    pub fn open(number: usize) -> Result<Self> {
         Self::open_in(&directory()?, number)
     }
 
-    fn open_in(directory: &Path, number: usize) -> Result<Self, DumpError> {
+    fn open_in(directory: &Path, number: usize) -> Result<Self> {
         let [index, pages] = files(directory, number);
-        let index = fs::read(&index).map_err(|source| DumpError::Read { path: index, source })?;
+        let read = |path: &Path| format!("cannot read {}", path.display());
+        let index = fs::read(&index).with_context(|| read(&index))?;
         let mut places = Vec::new();
         for (place, number) in index.as_chunks::<4>().0.iter().enumerate() {
             let number = u32::from_le_bytes(*number) as usize;
@@ -174,15 +110,13 @@ impl Dump {
             places[number] = place as u32 + 1;
         }
         let len = index.len() / 4 * PAGE_SIZE;
-        let read = |source| DumpError::Read { path: pages.clone(), source };
-        let file = File::open(&pages).map_err(read)?;
-        if len == 0 || file.metadata().map_err(read)?.len() != len as u64 {
-            return Err(DumpError::CutOff(pages));
-        }
+        let file = File::open(&pages).with_context(|| read(&pages))?;
+        let is_whole = len > 0 && file.metadata().with_context(|| read(&pages))?.len() == len as u64;
+        ensure!(is_whole, "{} is cut off; remove it", pages.display());
         let (protection, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
         // SAFETY: the address is null, so the kernel chooses a free range and replaces no mapping.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, &file, 0) };
-        let start = start.map_err(|error| DumpError::Map { path: pages, source: error.into() })?;
+        let start = start.with_context(|| format!("cannot map {}", pages.display()))?;
         Ok(Self { places, identities: Default::default(), words: start.cast(), len })
     }
 

@@ -87,7 +87,6 @@ impl GuestOptions {
             accelerator: if self.accel == "kvm" { Accelerator::Kvm } else { Accelerator::Tcg },
             ppr: self.ppr,
             append: self.append.clone(),
-            ..testguest::Options::default()
         }
     }
 }

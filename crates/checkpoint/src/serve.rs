@@ -29,7 +29,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Checkpoint, View};
 use crate::chain;
-use crate::restore::{RestoreError, whole_file};
 
 /// Bytes of the longest request.
 const LONGEST: usize = 4096;
@@ -64,9 +63,6 @@ pub enum ServeError {
     /// The program has ended, or is of another version.
     #[error("the program that stores a checkpoint in this pool has ended meanwhile: try again")]
     Broken,
-    /// The file cannot be made or named.
-    #[error(transparent)]
-    File(#[from] RestoreError),
 }
 
 /// The name of the socket for a pool, by the directory of its capacity class.
@@ -194,24 +190,18 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     Ok((line, file))
 }
 
-/// Has a checkpoint of a pool restored to a file by the program that has the pool open. Gives
+/// Has a checkpoint of a pool written to an empty file by the program that has the pool open. Gives
 /// address and length in bytes of each region; `None`: no such program answers.
 ///
 /// # Errors
-/// If the checkpoint cannot be read or the file cannot be written. Then there is no file.
-pub fn restore(pool: &Path, name: &str, to: &Path) -> Result<Option<Vec<(u64, u64)>>, ServeError> {
-    if connect(pool).is_none() {
-        return Ok(None);
+/// If the checkpoint cannot be read or the file cannot be written.
+pub fn restore(pool: &Path, name: &str, to: &File) -> Result<Option<Vec<(u64, u64)>>, ServeError> {
+    let Some(stream) = connect(pool) else { return Ok(None) };
+    match ask(&stream, &Request::Restore(name.into()), Some(to)) {
+        Ok(Answer::Restored(regions)) => Ok(Some(regions)),
+        Ok(Answer::Failed(why)) => Err(ServeError::Failed(why)),
+        Ok(Answer::All(_)) | Err(_) => Err(ServeError::Broken),
     }
-    whole_file(to, |file| {
-        // Making the file can take longer on a busy disk than the program waits for a request.
-        let stream = connect(pool).ok_or(ServeError::Broken)?;
-        match ask(&stream, &Request::Restore(name.into()), Some(file)) {
-            Ok(Answer::Restored(regions)) => Ok(Some(regions)),
-            Ok(Answer::Failed(why)) => Err(ServeError::Failed(why)),
-            Ok(Answer::All(_)) | Err(_) => Err(ServeError::Broken),
-        }
-    })
 }
 
 /// The checkpoints of a pool, the oldest first, as the program says that has the pool open. `None`:
@@ -260,6 +250,11 @@ mod tests {
     use super::*;
     use crate::catalog::{Catalog, Store, hash};
 
+    /// Restores to a file of this name.
+    fn restored(pool: &Path, name: &str, to: &Path) -> Result<Option<Vec<(u64, u64)>>, ServeError> {
+        restore(pool, name, &File::create(to).unwrap())
+    }
+
     fn store(catalog: Catalog, name: &str, byte: u8) -> Catalog {
         let store = Store::new(catalog);
         let mut writer = store.begin(name).unwrap();
@@ -275,21 +270,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, to) = (dir.path().join("pool"), dir.path().join("to"));
         let pool = Pool::create(&path, "test").unwrap();
-        assert!(restore(&path, "one", &to).unwrap().is_none(), "nobody serves");
+        assert!(restored(&path, "one", &to).unwrap().is_none(), "nobody serves");
         let catalog = store(Catalog::open(&pool).unwrap(), "one", 1);
         let readers = Readers::serve(&path, catalog.view()).unwrap();
         let all = Store::new(catalog);
         let mut writer = all.begin("two").unwrap();
         writer.set_pages(1);
-        assert_eq!(restore(&path, "one", &to).unwrap(), Some(vec![(1 << 20, 3 * BLOCK as u64)]));
+        assert_eq!(restored(&path, "one", &to).unwrap(), Some(vec![(1 << 20, 3 * BLOCK as u64)]));
         let want = |byte: u8| [[0; BLOCK], [byte; BLOCK], [0; BLOCK]].concat();
         assert!(std::fs::read(&to).unwrap() == want(1));
         let names = |all: Option<Vec<Checkpoint>>| all.unwrap().iter().map(|c| c.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(list(&path).unwrap()), ["one"]);
         let other = dir.path().join("other");
-        let error = restore(&path, "two", &other).unwrap_err().to_string();
+        let error = restored(&path, "two", &other).unwrap_err().to_string();
         assert!(error.contains("no checkpoint is called \"two\""), "{error}");
-        assert!(!other.exists() && !dir.path().join("other.part").exists());
+        assert_eq!(other.metadata().unwrap().len(), 0, "nothing is written");
         drop(writer);
         let catalog = store(all.into_catalog(), "two", 2);
         readers.publish(|| catalog.view());
@@ -297,7 +292,7 @@ mod tests {
             for i in 0..8 {
                 let (path, to) = (&path, dir.path().join(format!("to-{i}")));
                 scope.spawn(move || {
-                    restore(path, "two", &to).unwrap().unwrap();
+                    restored(path, "two", &to).unwrap().unwrap();
                     assert!(std::fs::read(&to).unwrap() == want(2));
                 });
             }
@@ -306,7 +301,7 @@ mod tests {
         let inherited = readers.listener.try_clone().unwrap();
         drop(readers);
         assert!(connect(&path).is_none(), "nobody would answer");
-        assert!(restore(&path, "one", &other).unwrap().is_none() && list(&path).unwrap().is_none(), "nobody serves");
+        assert!(restored(&path, "one", &other).unwrap().is_none() && list(&path).unwrap().is_none(), "nobody serves");
         drop(inherited);
     }
 
@@ -316,13 +311,12 @@ mod tests {
         let (path, to) = (dir.path().join("pool"), dir.path().join("to"));
         drop(Pool::create(&path, "test").unwrap());
         let listener = UnixListener::bind_addr(&address(&path).unwrap()).unwrap();
-        let ends = std::thread::spawn(move || (0..3).for_each(|_| drop(listener.accept().unwrap())));
-        for error in [restore(&path, "one", &to).unwrap_err(), list(&path).unwrap_err()] {
+        let ends = std::thread::spawn(move || (0..2).for_each(|_| drop(listener.accept().unwrap())));
+        for error in [restored(&path, "one", &to).unwrap_err(), list(&path).unwrap_err()] {
             assert!(matches!(error, ServeError::Broken), "{error}");
             assert!(error.to_string().ends_with("has ended meanwhile: try again"), "{error}");
         }
         ends.join().unwrap();
-        assert!(!to.exists() && !to.with_extension("part").exists());
     }
 
     #[test]

@@ -26,3 +26,18 @@ pub(crate) mod top;
 pub(crate) fn warn(about: &str, error: &anyhow::Error) {
     output::note!("{about}{error:#}");
 }
+
+/// The option of each command that writes a file which a person names.
+#[derive(clap::Args)]
+pub(crate) struct Force {
+    /// Replace the file if it is there; links, directories and sockets are never replaced
+    #[arg(long)]
+    force: bool,
+}
+
+impl Force {
+    /// What becomes of a file that is there.
+    pub(crate) fn existing(&self) -> output::Existing {
+        if self.force { output::Existing::Replaced } else { output::Existing::Kept }
+    }
+}

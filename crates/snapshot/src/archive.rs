@@ -15,6 +15,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{BeginError, Image, ReadError, Store, StoreError, hash};
@@ -306,14 +307,15 @@ fn read(
         for number in 0..count {
             let image = path(number);
             let entry = next(&file_name(disk, number))?;
-            let mut file = File::options().write(true).create_new(true).open(&image).map_err(image_error(&image))?;
+            let created = File::options().read(true).write(true).create_new(true).mode(0o600).open(&image);
+            let mut file = created.map_err(image_error(&image))?;
             made.0.push(image.clone());
             let copied = io::copy(&mut Summed { from: entry, sum: &mut sum }, &mut file).and_then(|_| file.sync_all());
             copied.map_err(image_error(&image))?;
             if number + 1 < count {
                 let below = path(number + 1);
                 let below = below.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                qcow2::set_backing(&image, &below).map_err(image_error(&image))?;
+                qcow2::set_backing(&file, &below).map_err(image_error(&image))?;
             }
         }
         about.description.disks[disk].image = std::path::absolute(path(0))?;

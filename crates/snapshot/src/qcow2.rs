@@ -54,14 +54,11 @@ pub fn disk_size(image: &Path) -> io::Result<u64> {
 pub fn create_over(image: &Path, backing: &Path, raw: bool) -> io::Result<()> {
     let meta = std::fs::metadata(backing)?;
     let size = if raw { meta.len().next_multiple_of(SECTOR) } else { disk_size(backing)? };
-    create(image, size, Some((backing, raw)), meta.mode() & 0o777)?;
-    let own = |file: File| -> io::Result<()> {
-        if meta.uid() != rustix::process::geteuid().as_raw() {
-            fchown(&file, Some(meta.uid()), Some(meta.gid()))?;
-        }
-        Ok(())
-    };
-    File::open(image).and_then(own).inspect_err(|_| drop(std::fs::remove_file(image)))
+    let file = make(image, size, Some((backing, raw)), meta.mode() & 0o777)?;
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        fchown(&file, Some(meta.uid()), Some(meta.gid())).inspect_err(|_| drop(std::fs::remove_file(image)))?;
+    }
+    Ok(())
 }
 
 /// Makes an image of a disk of `size` bytes, with zeros or with what `backing` shows: its name, and
@@ -70,6 +67,11 @@ pub fn create_over(image: &Path, backing: &Path, raw: bool) -> io::Result<()> {
 /// # Errors
 /// If the file is there already, or cannot be made. No file is left then.
 pub fn create(image: &Path, size: u64, backing: Option<(&Path, bool)>, mode: u32) -> io::Result<()> {
+    make(image, size, backing, mode).map(drop)
+}
+
+/// The same; gives the file.
+fn make(image: &Path, size: u64, backing: Option<(&Path, bool)>, mode: u32) -> io::Result<File> {
     let name = backing.map_or(&[][..], |(path, _)| path.as_os_str().as_bytes());
     let entries = size.div_ceil(L1_ENTRY).max(1);
     let clusters = L1 + (entries * 8).div_ceil(CLUSTER);
@@ -112,7 +114,8 @@ pub fn create(image: &Path, size: u64, backing: Option<(&Path, bool)>, mode: u32
         file.sync_all()
     };
     let file = File::options().write(true).create_new(true).mode(mode).open(image)?;
-    write(&file).inspect_err(|_| drop(std::fs::remove_file(image)))
+    write(&file).inspect_err(|_| drop(std::fs::remove_file(image)))?;
+    Ok(file)
 }
 
 /// The backing file of an image, which it shows where nothing was written. `None`: it has none, or
@@ -147,13 +150,12 @@ pub fn backing(image: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(directory.join(OsStr::from_bytes(&name))))
 }
 
-/// Names another backing file for an image that has one, and that nobody uses. The name is put at
-/// the end of the first cluster, which no other part of the header may reach.
+/// Names another backing file for an image that has one, and that nobody else uses. The name is put
+/// at the end of the first cluster, which no other part of the header may reach.
 ///
 /// # Errors
 /// If the image has no room there, or cannot be written.
-pub fn set_backing(image: &Path, name: &str) -> io::Result<()> {
-    let file = File::options().read(true).write(true).open(image)?;
+pub fn set_backing(file: &File, name: &str) -> io::Result<()> {
     let mut bits = [0; 4];
     file.read_exact_at(&mut bits, 20)?;
     let cluster = 1_u64.checked_shl(u32::from_be_bytes(bits)).filter(|&cluster| cluster >= 4096);
@@ -182,11 +184,12 @@ mod tests {
         create_over(&over, &base, false).unwrap();
         assert_eq!(backing(&over).unwrap(), Some(base.clone()));
         assert_eq!(backing(&base).unwrap(), None);
-        set_backing(&over, "other").unwrap();
+        let file = File::options().read(true).write(true).open(&over).unwrap();
+        set_backing(&file, "other").unwrap();
         assert_eq!(backing(&over).unwrap(), Some(path("other")));
         assert_eq!(disk_size(&over).unwrap(), 3 << 20);
         // A second name would need the same room.
-        assert!(set_backing(&over, "third").is_err());
+        assert!(set_backing(&file, "third").is_err());
         std::fs::write(path("raw"), b"raw").unwrap();
         assert_eq!(backing(&path("raw")).unwrap(), None);
     }

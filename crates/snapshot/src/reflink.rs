@@ -37,7 +37,8 @@ pub(crate) fn create(copy: &Path, image: &Path) -> io::Result<()> {
 /// # Errors
 /// If the file system cannot.
 pub(crate) fn copy(copy: &Path, image: &Path) -> io::Result<()> {
-    Ok(rustix::fs::ioctl_ficlone(File::options().write(true).open(copy)?, File::open(image)?)?)
+    let made = rustix::fs::open(copy, OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(rustix::fs::ioctl_ficlone(made, File::open(image)?)?)
 }
 
 /// Makes a copy survive a crash of the host.

@@ -63,7 +63,7 @@ fn checkpoint_of_stopped(dir: &Path, daemon: &Daemon, pid: i32, name: &str) -> V
 fn restore(dir: &Path, name: &str) -> Vec<u8> {
     use std::os::unix::fs::PermissionsExt;
     let file = dir.join("restored");
-    ok(dir, &["restore", "store", name, "--to", &file.display().to_string()]);
+    ok(dir, &["restore", "store", name, "--force", "--to", &file.display().to_string()]);
     let mode = file.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o600, "what was in memory is its owner's alone, whatever the umask");
     std::fs::read(file).unwrap()

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
@@ -105,4 +106,55 @@ fn every_command_ends_quietly_on_a_closed_pipe_and_with_an_error_on_a_full_devic
     assert!(wrong.is_empty(), "{wrong:#?}");
     let missing: Vec<String> = listed().into_iter().filter(|command| !seen.contains(command)).collect();
     assert_eq!(missing, ["demo", "ppr"], "each of them needs a guest with KVM or a device");
+}
+
+#[test]
+fn an_output_file_is_private_replaces_a_file_by_force_alone_and_nothing_else_ever() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["hold", "1024", "1", "3"]);
+    client.expect("ready");
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path();
+    let run = |args: &[&str]| -> (Option<i32>, String) {
+        let mut command = daemon.pageone(args);
+        let out = command.current_dir(dir).env("PAGEONE_POOLS", dir.join("names")).output().unwrap();
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let ok = |args: &[&str]| assert_eq!(run(args).0, Some(0), "{args:?}: {}", run(args).1);
+    ok(&["pool", "create", "store", "--capacity", "./pool"]);
+    ok(&["checkpoint", "--to", "store", "--name", "kept", &client.pid().to_string()]);
+    ok(&["record", "-o", "seen.rec", "--for", "1"]);
+    assert_eq!(dir.join("seen.rec").metadata().unwrap().mode() & 0o777, 0o600);
+    symlink("target", dir.join("link")).unwrap();
+    std::fs::create_dir(dir.join("below")).unwrap();
+    // What comes before the name of the file.
+    let commands: [&[&str]; 4] = [
+        &["restore", "store", "kept", "--to"],
+        &["report", "seen.rec", "-o"],
+        &["report", "seen.rec", "--json"],
+        &["record", "--for", "1", "-o"],
+    ];
+    for command in commands {
+        let to = |more: &[&'static str]| -> Vec<&str> { command.iter().chain(more).copied().collect() };
+        std::fs::write(dir.join("out.part"), "mine").unwrap();
+        ok(&to(&["out"]));
+        assert_eq!(dir.join("out").metadata().unwrap().mode() & 0o777, 0o600, "{command:?}");
+        std::fs::write(dir.join("out"), "old").unwrap();
+        let (code, said) = run(&to(&["out"]));
+        assert!(code == Some(1) && said.contains("--force replaces it"), "{command:?}: {said}");
+        assert_eq!(std::fs::read(dir.join("out")).unwrap(), b"old");
+        ok(&to(&["out", "--force"]));
+        assert_ne!(std::fs::read(dir.join("out")).unwrap(), b"old");
+        assert_eq!(std::fs::read(dir.join("out.part")).unwrap(), b"mine");
+        ok(&to(&["/dev/null", "--force"]));
+        assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+        for other in ["link", "below"] {
+            let (code, said) = run(&to(&[other, "--force"]));
+            assert!(code == Some(1) && said.contains("nothing replaces"), "{command:?} {other}: {said}");
+        }
+        std::fs::remove_file(dir.join("out")).unwrap();
+    }
+    let mut left: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["below", "link", "names", "out.part", "pool", "seen.rec"]);
 }

@@ -1,8 +1,6 @@
 //! Tables as CSV, and everything as JSON.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::io::{self, Write};
 
 use control::{METRICS, Metric, Scope, Source, Value};
 
@@ -19,25 +17,26 @@ const TABLES: [(&str, Scope, &str); 4] = [
     ("guests.csv", Scope::Client, "time,domain,pid,guest,why"),
 ];
 
-/// Writes `host.csv`, `governor.csv`, `domains.csv` and `guests.csv` into a directory: a line for
-/// each moment, and for each domain or guest. A metric that has no value leaves its field empty.
+/// The names of the files that [`csv`] fills, in their order.
+pub fn names() -> [&'static str; TABLES.len()] {
+    TABLES.map(|(name, ..)| name)
+}
+
+/// Writes the tables into files, one for each of [`names`]: a line for each moment, and for each
+/// domain or guest. A metric that has no value leaves its field empty.
 ///
 /// # Errors
 ///
 /// When a moment cannot be read, or a file not be written.
-pub fn csv(recording: &mut Recording, directory: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(directory)?;
-    let mut files = Vec::new();
-    for (name, scope, first) in TABLES {
-        let mut file = BufWriter::new(File::create(directory.join(name))?);
+pub fn csv(recording: &mut Recording, files: &mut [impl Write]) -> Result<(), Error> {
+    for ((_, scope, first), file) in TABLES.iter().zip(&mut *files) {
         write!(file, "{first}")?;
-        metrics(scope).try_for_each(|metric| write!(file, ",{}", metric.name))?;
+        metrics(*scope).try_for_each(|metric| write!(file, ",{}", metric.name))?;
         writeln!(file)?;
-        files.push(file);
     }
     for at in 0..recording.len() {
         let moment = recording.moment(at)?;
-        for ((_, scope, _), file) in TABLES.iter().zip(&mut files) {
+        for ((_, scope, _), file) in TABLES.iter().zip(&mut *files) {
             lines(&moment, *scope, file)?;
         }
     }

@@ -85,7 +85,8 @@ fn an_almost_empty_recording_has_a_page_too() {
 #[test]
 fn tables_have_a_line_for_each_moment_and_guest() {
     let dir = tempfile::tempdir().unwrap();
-    export::csv(&mut recording(3), dir.path()).unwrap();
+    let mut files = export::names().map(|name| std::fs::File::create(dir.path().join(name)).unwrap());
+    export::csv(&mut recording(3), &mut files).unwrap();
     let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
     let (host, guests) = (read("host.csv"), read("guests.csv"));
     assert_eq!((host.lines().count(), guests.lines().count()), (1 + 110, 1 + 3 * 110));

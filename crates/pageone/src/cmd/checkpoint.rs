@@ -14,9 +14,11 @@ use checkpoint::{
 };
 use control::client::Freeze;
 use mpool::{Access, BLOCK, Pool};
+use output::OutputFile;
 use parking_lot::Mutex;
 use serde_json::json;
 
+use crate::cmd::Force;
 use crate::cmd::pool::{Names, size};
 use crate::paths;
 
@@ -63,6 +65,8 @@ pub(crate) struct RestoreArgs {
     /// File for the memory: all regions, one behind the other; zeros become holes
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
+    #[command(flatten)]
+    force: Force,
 }
 
 /// How long a daemon that does not know the process may take to register it: agents look for a
@@ -302,17 +306,19 @@ fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, p
 /// Writes a checkpoint's memory to a file.
 pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     let not_written = || format!("{} was not written", args.to.display());
+    let out = OutputFile::create(&args.to, args.force.existing())?;
     let own = |pool: Pool| -> Result<_> {
         let catalog = Catalog::open(&pool)?;
         let checkpoint = catalog.find(&args.checkpoint)?;
         if let Some(damage) = catalog.damage() {
             output::note!("{damage}");
         }
-        catalog.restore(checkpoint, &args.to)?;
+        catalog.write_image(checkpoint, out.file())?;
         Ok(checkpoint.regions.clone())
     };
-    let served = |path: &Path| checkpoint::serve::restore(path, &args.checkpoint, &args.to);
+    let served = |path: &Path| checkpoint::serve::restore(path, &args.checkpoint, out.file());
     let regions = args.names.read(&args.from, own, served).with_context(not_written)?;
+    out.keep()?;
     let mut offset = 0;
     for (address, len) in &regions {
         output::line!("{offset:#14x} {len:#14x}  was at {address:#x}")?;

@@ -1,6 +1,5 @@
 //! `pageone record`: what `pageone top` shows, into a file.
 
-use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use monitor::recording::Writer;
 use monitor::sampler;
 
-use crate::cmd::top;
+use crate::cmd::{Force, top};
 use crate::paths;
 
 /// Time between two looks at who shares with whom.
@@ -20,9 +19,11 @@ const FIRST_DEPTH: Duration = Duration::from_secs(5);
 /// Options of `pageone record`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The file; it must not exist
+    /// The file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    #[command(flatten)]
+    force: Force,
     /// Seconds between two moments
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     every: f64,
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     // A recording is begun for a daemon that is there; later it may come and go.
     control::client::status(&directories)?;
     let cannot = || format!("cannot write {}", args.output.display());
-    let file = OpenOptions::new().write(true).create_new(true).open(&args.output).with_context(cannot)?;
+    let file = output::file::begin(&args.output, args.force.existing())?;
     let mut writer = Writer::new(file).with_context(cannot)?;
     let (ended, end) = channel();
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])?;

@@ -5,12 +5,12 @@
 //! It is a hint: without it, or with another snapshot's, clones are slower and nothing else.
 
 use std::fs::File;
-use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use output::{Existing, FileError};
 use rustix::fs::Advice;
 
 /// What is read in this time after the server's start is recorded.
@@ -41,11 +41,9 @@ impl Recorder {
         }
     }
 
-    fn write(&self, reads: &[(u64, u64)]) -> std::io::Result<()> {
-        let part = self.path.with_extension("part");
-        let mut file = File::create(&part)?;
+    fn write(&self, reads: &[(u64, u64)]) -> Result<(), FileError> {
         let text: String = reads.iter().map(|(offset, len)| format!("{offset} {len}\n")).collect();
-        file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&part, &self.path))
+        output::file::write(&self.path, Existing::Replaced, text.as_bytes())
     }
 }
 

@@ -2,14 +2,16 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use checkpoint::{Catalog, Store};
 use mpool::Access;
+use output::OutputFile;
 use snapshot::archive::{self, Exported};
 
 use super::Which;
+use crate::cmd::Force;
 use crate::cmd::pool::{Names, size};
 
 /// Options of `pageone snapshot export`.
@@ -20,6 +22,8 @@ pub(crate) struct ExportArgs {
     /// File [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    force: Force,
 }
 
 /// Options of `pageone snapshot import`.
@@ -53,17 +57,9 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
         image: &image,
     };
     let Some(path) = &args.output else { return Ok(archive::export(&what, output::Stdout::lock())?) };
-    write(path, |file| Ok(archive::export(&what, file)?))
-}
-
-/// Writes a file that is there only when it is whole.
-fn write(path: &Path, content: impl FnOnce(&File) -> Result<()>) -> Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let file = File::create(&part).with_context(|| format!("cannot create {}", part.display()))?;
-    let written = content(&file).and_then(|()| Ok(file.sync_all()?)).and_then(|()| Ok(std::fs::rename(&part, path)?));
-    written.inspect_err(|_| drop(std::fs::remove_file(&part)))
+    let out = OutputFile::create(path, args.force.existing())?;
+    archive::export(&what, out.file())?;
+    Ok(out.keep()?)
 }
 
 /// Stores a snapshot that an archive has.

@@ -1,0 +1,307 @@
+//! Files that a person names as output.
+//!
+//! ```text
+//! directory ──▶ openat, a part at a time; links only of root's or one's own
+//!     │
+//!     ▼ fstatat(NAME)
+//! nothing, or a regular file ──▶ O_TMPFILE ──▶ written, synced ──▶ linkat NAME
+//!                                     (--force: linkat RANDOM, renameat NAME)
+//! device, pipe ────────────────▶ opened, written in place
+//! anything else ───────────────▶ refused
+//! ```
+//!
+//! A file has mode 0600 and no name until it is whole, so an interruption leaves nothing. Where
+//! the file system has no `O_TMPFILE`, it has a random name meanwhile, which errors, SIGINT and
+//! SIGTERM remove. Nothing is opened twice by its name.
+//!
+//! Sources: open(2) on `O_TMPFILE`; linkat(2); path_resolution(7).
+
+mod directory;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+/// What becomes of a regular file that has the name already. Nothing else is ever replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays, and the output is refused.
+    Kept,
+    /// The new one takes its name when that is whole.
+    Replaced,
+}
+
+/// Why a file cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// There is a regular file.
+    #[error("{} is there already, and stays: --force replaces it", .0.display())]
+    Exists(PathBuf),
+    /// There is something that is never replaced.
+    #[error("{} is {what}, which nothing replaces: name another file", path.display())]
+    Other {
+        /// Its path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// The system's refusal.
+    #[error("cannot write {}", path.display())]
+    Io {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A file that is being written. Dropping it leaves nothing, unless it was [kept](Self::keep).
+#[derive(Debug)]
+pub struct OutputFile {
+    file: File,
+    path: PathBuf,
+    existing: Existing,
+    way: Way,
+}
+
+/// How what is written comes to its name.
+#[derive(Debug)]
+enum Way {
+    /// It is a device or a pipe.
+    InPlace,
+    /// The file has no name yet.
+    Nameless(OwnedFd),
+    /// It has another one.
+    Temporary(Temporary),
+}
+
+impl OutputFile {
+    /// Begins a file. What a person may not write, or what is not to be replaced, is refused here.
+    ///
+    /// # Errors
+    ///
+    /// [`FileError`].
+    pub fn create(path: &Path, existing: Existing) -> Result<Self, FileError> {
+        let (directory, name) = place(path)?;
+        let (file, way) = match in_place(&directory, name, path, existing)? {
+            Some(file) => (file, Way::InPlace),
+            None => nameless(directory).map_err(io_error(path))?,
+        };
+        Ok(Self { file, path: path.to_owned(), existing, way })
+    }
+
+    /// Where to write. A device or a pipe takes bytes in their order only.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the file its name, durably.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be synced or named, or if something has the name by now. Then nothing is left.
+    pub fn keep(mut self) -> Result<(), FileError> {
+        let name = self.path.file_name().unwrap_or_default();
+        let directory = match &self.way {
+            Way::InPlace => match self.file.sync_all() {
+                // Pipes and most devices cannot be synced.
+                Err(e) if e.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => return Err(io_error(&self.path)(e)),
+                _ => return Ok(()),
+            },
+            Way::Nameless(directory) => directory,
+            Way::Temporary(temporary) => &temporary.directory,
+        };
+        let failed = io_error(&self.path);
+        self.file.sync_all().map_err(&failed)?;
+        let linked = match &self.way {
+            Way::Temporary(own) if self.existing == Existing::Kept => {
+                rustix::fs::linkat(directory, &own.name, directory, name, AtFlags::empty())
+            }
+            Way::Nameless(_) if self.existing == Existing::Kept => link(&self.file, directory, name),
+            _ => Ok(()),
+        };
+        match linked {
+            Err(Errno::EXIST) => return Err(FileError::Exists(self.path)),
+            linked => linked.map_err(|e| failed(e.into()))?,
+        }
+        if self.existing == Existing::Replaced {
+            if let Way::Nameless(directory) = &self.way {
+                let own = Temporary::named(directory.try_clone().map_err(&failed)?);
+                link(&self.file, directory, &own.name).map_err(|e| failed(e.into()))?;
+                self.way = Way::Temporary(own);
+            }
+            if let Way::Temporary(own) = &self.way {
+                own.replace(name, &self.path)?;
+            }
+        }
+        let (Way::Nameless(directory) | Way::Temporary(Temporary { directory, .. })) = &self.way else { return Ok(()) };
+        directory::sync(directory).map_err(&failed)
+    }
+}
+
+impl Write for OutputFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes a whole file.
+///
+/// # Errors
+///
+/// As [`OutputFile::create`] and [`OutputFile::keep`].
+pub fn write(path: &Path, existing: Existing, bytes: &[u8]) -> Result<(), FileError> {
+    let mut out = OutputFile::create(path, existing)?;
+    out.write_all(bytes).map_err(io_error(path))?;
+    out.keep()
+}
+
+/// Begins a file that has its name at once, because also a part of it is of use.
+///
+/// # Errors
+///
+/// As [`OutputFile::create`].
+pub fn begin(path: &Path, existing: Existing) -> Result<File, FileError> {
+    let (directory, name) = place(path)?;
+    if let Some(file) = in_place(&directory, name, path, existing)? {
+        return Ok(file);
+    }
+    if existing == Existing::Replaced {
+        // What it is was just looked at. The directory's owner may replace it; nothing is followed.
+        match rustix::fs::unlinkat(&directory, name, AtFlags::empty()) {
+            Err(Errno::NOENT) => {}
+            removed => removed.map_err(|e| io_error(path)(e.into()))?,
+        }
+    }
+    match create_new(directory.as_fd(), name) {
+        Err(Errno::EXIST) => Err(FileError::Exists(path.to_owned())),
+        file => file.map_err(|e| io_error(path)(e.into())),
+    }
+}
+
+fn io_error(path: &Path) -> impl Fn(io::Error) -> FileError + use<> {
+    let path = path.to_owned();
+    move |source| FileError::Io { path: path.clone(), source }
+}
+
+/// The directory of a path, and the last name.
+fn place(path: &Path) -> Result<(OwnedFd, &OsStr), FileError> {
+    let invalid = || io_error(path)(Errno::ISDIR.into());
+    let name = path.file_name().ok_or_else(invalid)?;
+    let directory = directory::open(path.parent().unwrap_or(Path::new(""))).map_err(io_error(path))?;
+    Ok((directory, name))
+}
+
+/// What has the name, opened, if that is written in place. `None`: nothing has it, or what is
+/// replaced.
+fn in_place(directory: &OwnedFd, name: &OsStr, path: &Path, existing: Existing) -> Result<Option<File>, FileError> {
+    let failed = io_error(path);
+    let other = |what| FileError::Other { path: path.to_owned(), what };
+    let stat = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(None),
+        stat => stat.map_err(|e| failed(e.into()))?,
+    };
+    let mut flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile if existing == Existing::Kept => return Err(FileError::Exists(path.to_owned())),
+        FileType::RegularFile => return Ok(None),
+        FileType::CharacterDevice | FileType::BlockDevice | FileType::Fifo => flags |= OFlags::NOFOLLOW,
+        // Such as /dev/stdout.
+        FileType::Symlink if directory::is_trusted(stat.st_uid) => {}
+        FileType::Symlink => return Err(other("a link of another user")),
+        FileType::Directory => return Err(other("a directory")),
+        _ => return Err(other("a socket")),
+    }
+    let opened = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+    let stat = rustix::fs::fstat(&opened).map_err(|e| failed(e.into()))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Err(other("a link to a file")),
+        _ => Ok(Some(opened.into())),
+    }
+}
+
+fn nameless(directory: OwnedFd) -> io::Result<(File, Way)> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::openat(&directory, ".", flags, Mode::RUSR | Mode::WUSR) {
+        // Its name comes by way of /proc.
+        Ok(file) if Path::new("/proc/self/fd").exists() => Ok((file.into(), Way::Nameless(directory))),
+        Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
+            let own = Temporary::named(directory);
+            let file = create_new(own.directory.as_fd(), &own.name)?;
+            Ok((file, Way::Temporary(own.guarded()?)))
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn create_new(directory: std::os::fd::BorrowedFd<'_>, name: &OsStr) -> Result<File, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+/// Gives a nameless file a name that nothing has.
+fn link(file: &File, directory: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::linkat(CWD, own, directory, name, AtFlags::SYMLINK_FOLLOW)
+}
+
+/// A name that nobody guesses. It is gone with this.
+#[derive(Debug)]
+struct Temporary {
+    directory: OwnedFd,
+    name: OsString,
+    signals: Option<Handle>,
+}
+
+impl Temporary {
+    fn named(directory: OwnedFd) -> Self {
+        let mut random = [0; 16];
+        // Without randomness the name is one that may be there already, which is an error.
+        let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+        let name = format!(".pageone-{:032x}", u128::from_ne_bytes(random));
+        Self { directory, name: name.into(), signals: None }
+    }
+
+    /// Has it removed when a signal ends the program.
+    fn guarded(mut self) -> io::Result<Self> {
+        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        self.signals = Some(signals.handle());
+        let (directory, name) = (self.directory.try_clone()?, self.name.clone());
+        std::thread::Builder::new().name("output".into()).spawn(move || {
+            for signal in signals.forever() {
+                let _ = rustix::fs::unlinkat(&directory, &name, AtFlags::empty());
+                let _ = signal_hook::low_level::emulate_default_handler(signal);
+            }
+        })?;
+        Ok(self)
+    }
+
+    /// Renames it over a regular file, or over nothing.
+    fn replace(&self, name: &OsStr, path: &Path) -> Result<(), FileError> {
+        in_place(&self.directory, name, path, Existing::Replaced)?
+            .map_or(Ok(()), |_| Err(FileError::Other { path: path.to_owned(), what: "a device or a pipe by now" }))?;
+        rustix::fs::renameat(&self.directory, &self.name, &self.directory, name).map_err(|e| io_error(path)(e.into()))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Some(signals) = self.signals.take() {
+            signals.close();
+        }
+        let _ = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
+    }
+}

@@ -51,7 +51,7 @@ pub(crate) fn read(pid: i32, buffer: &[u8]) -> Result<Attached, AttachError> {
 /// The text up to the first zero, without control characters.
 pub(crate) fn printable(text: &[u8]) -> String {
     let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
-    String::from_utf8_lossy(&text[..end]).chars().filter(|c| !c.is_control()).collect()
+    output::text::printable(&String::from_utf8_lossy(&text[..end]))
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ use std::error::Error;
 use std::fmt::Arguments;
 use std::io::{self, StdoutLock, Write};
 
+use crate::text::shown;
+
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum StdoutError {
@@ -53,20 +55,34 @@ macro_rules! note {
     ($($arg:tt)*) => { $crate::say(format_args!("pageone: {}\n", format_args!($($arg)*))) };
 }
 
-/// Writes a text to standard output, through to whoever reads it.
+/// Writes a text to standard output, through to whoever reads it. What a terminal would obey is
+/// escaped ([`shown`]).
 ///
 /// # Errors
 ///
 /// The write's.
 pub fn print(text: Arguments<'_>) -> Result<(), StdoutError> {
+    write(shown(&text.to_string()).as_bytes())
+}
+
+/// Writes control sequences of the program's own to a terminal.
+///
+/// # Errors
+///
+/// The write's.
+pub fn control(sequences: &str) -> Result<(), StdoutError> {
+    write(sequences.as_bytes())
+}
+
+fn write(bytes: &[u8]) -> Result<(), StdoutError> {
     let mut out = io::stdout().lock();
-    Ok(out.write_fmt(text).and_then(|()| out.flush())?)
+    Ok(out.write_all(bytes).and_then(|()| out.flush())?)
 }
 
 /// Writes a text to standard error; [`note`](crate::note) calls it.
 pub fn say(text: Arguments<'_>) {
     // In one piece: other processes write there, too.
-    let _ = io::stderr().lock().write_all(text.to_string().as_bytes());
+    let _ = io::stderr().lock().write_all(shown(&text.to_string()).as_bytes());
 }
 
 /// Standard output as a [`Write`]r, for what is long or no text. Its errors are [`StdoutError`]s

@@ -122,9 +122,8 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             let text = format!("pageone: {error:#}\n");
-            let is_journal = service::logs_to_journal();
-            let text = if is_journal { service::with_priority(3, text.as_bytes()) } else { text.into_bytes() };
-            let _ = std::io::stderr().write_all(&text);
+            let priority = service::logs_to_journal().then_some(3);
+            let _ = service::Line(priority).write_all(text.as_bytes());
             ExitCode::from(Code::of(&error) as u8)
         }
     }

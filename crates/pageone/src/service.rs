@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
+use output::text::shown;
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -40,18 +41,29 @@ pub(crate) fn logs_to_journal() -> bool {
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// Writes lines to standard error with the priority before each, as the journal reads it.
+/// Writes events to standard error. What a terminal would obey is escaped.
+pub(crate) struct Log;
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Line;
+
+    fn make_writer(&'a self) -> Line {
+        Line(None)
+    }
+}
+
+/// The same with the priority before each line, as the journal reads it.
 pub(crate) struct Journal;
 
 impl<'a> MakeWriter<'a> for Journal {
     type Writer = Line;
 
     fn make_writer(&'a self) -> Line {
-        Line(6)
+        Line(Some(6))
     }
 
     fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
-        Line(priority(*meta.level()))
+        Line(Some(priority(*meta.level())))
     }
 }
 
@@ -65,12 +77,17 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// Text with this priority before each of its lines. An event comes in one piece.
-pub(crate) struct Line(u8);
+/// Text, with this priority before each of its lines. An event comes in one piece.
+pub(crate) struct Line(pub(crate) Option<u8>);
 
 impl Write for Line {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        io::stderr().write_all(&with_priority(self.0, event))?;
+        let text = String::from_utf8_lossy(event);
+        let text = shown(&text);
+        match self.0 {
+            Some(priority) => io::stderr().write_all(&with_priority(priority, text.as_bytes()))?,
+            None => io::stderr().write_all(text.as_bytes())?,
+        }
         Ok(event.len())
     }
 
@@ -80,7 +97,7 @@ impl Write for Line {
 }
 
 /// Puts a priority before each line.
-pub(crate) fn with_priority(priority: u8, text: &[u8]) -> Vec<u8> {
+fn with_priority(priority: u8, text: &[u8]) -> Vec<u8> {
     let prefix = format!("<{priority}>");
     text.split_inclusive(|&byte| byte == b'\n').flat_map(|line| [prefix.as_bytes(), line]).flatten().copied().collect()
 }

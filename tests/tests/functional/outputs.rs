@@ -158,3 +158,55 @@ fn an_output_file_is_private_replaces_a_file_by_force_alone_and_nothing_else_eve
     left.sort();
     assert_eq!(left, ["below", "link", "names", "out.part", "pool", "seen.rec"]);
 }
+
+#[test]
+fn what_others_have_named_reaches_neither_a_terminal_nor_the_log_as_a_control_sequence() {
+    const NAME: &str = "a\x1b[2Jb\u{202e}c";
+    let daemon = Daemon::start();
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path();
+    let program = dir.join(NAME);
+    std::fs::copy(e2e::program("pageone-test-client"), &program).unwrap();
+    let mut command = daemon.run(&[]);
+    command.arg(&program).args(["hold", "1024", "1", "3"]);
+    let mut client = e2e::Client::spawn(command);
+    client.expect("ready");
+    let pid = client.pid().to_string();
+    std::fs::write(dir.join(format!("{NAME}.rec")), "x").unwrap();
+    let recording = format!("{NAME}.rec");
+    let cases: [&[&str]; 16] = [
+        &["pool", "create", "store", "--capacity", "./pool"],
+        &["checkpoint", "--to", "store", "--name", NAME, &pid],
+        &["pool", "ls", "store"],
+        &["pool", "ls", "store", "--json"],
+        &["restore", "store", NAME, "--to", NAME],
+        &["snapshot", "ls", NAME],
+        &["status"],
+        &["status", "--json"],
+        &["top", "--batch", "--count", "1"],
+        &["metrics"],
+        &["dirty", "--count", "1"],
+        &["doctor", &pid],
+        &["estimate", NAME],
+        &["estimate", "nothing\x1b[2J"],
+        &["replay", &recording],
+        &["run", "--", "nothing\x1b[2J"],
+    ];
+    let harmful = |text: &str| text.chars().any(|c| c != '\n' && c != '\t' && c.is_control() || c == '\u{202e}');
+    let mut wrong = Vec::new();
+    for args in cases {
+        let mut command = daemon.pageone(args);
+        let out = command.current_dir(dir).env("PAGEONE_POOLS", dir.join("names")).output().unwrap();
+        for said in [out.stdout, out.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()) {
+            if harmful(&said) {
+                wrong.push(format!("{args:?}: {said:?}"));
+            }
+        }
+    }
+    let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    assert!(log.contains(&pid), "{log}");
+    if harmful(&log) {
+        wrong.push(format!("the log: {log:?}"));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 
 use control::{METRICS, Metric, Scope, Source, Value};
+use output::text::printable;
 
 use crate::clock;
 use crate::moment::Moment;
 use crate::recording::{Error, Recording};
-use crate::view::printable;
 
 /// A CSV file: its name, the scope of its metrics, and its first columns.
 const TABLES: [(&str, Scope, &str); 4] = [

@@ -27,7 +27,7 @@ pub(super) fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            c if c.is_control() => {}
+            c if !output::text::is_plain(c) => {}
             c => out.push(c),
         }
     }

@@ -98,12 +98,13 @@ fn reload(args: &Args, engine: &Engine) {
 
 fn start_log(json: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PAGEONE_LOG_FILTER").unwrap_or_else(|_| "info".into());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(service::Log).with_target(false);
     // A second subscriber can only come from a test. The journal has a time of its own.
     let _ = match (json, service::logs_to_journal()) {
         (true, _) => log.json().try_init(),
-        (false, false) => log.with_ansi(false).try_init(),
-        (false, true) => log.with_ansi(false).without_time().with_level(false).with_writer(service::Journal).try_init(),
+        (false, false) => log.try_init(),
+        (false, true) => log.without_time().with_level(false).with_writer(service::Journal).try_init(),
     };
 }
 

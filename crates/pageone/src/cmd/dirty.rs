@@ -119,6 +119,8 @@ fn print(report: &Report, json: bool) -> Result<()> {
         return Ok(output::line!("{}", serde_json::to_string(report)?)?);
     }
     // Cursor to the top left, and clear the screen.
-    let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-    Ok(output::put!("{clear}{}", text::report(report))?)
+    if std::io::stdout().is_terminal() {
+        output::stdout::control("\x1b[H\x1b[2J")?;
+    }
+    Ok(output::put!("{}", text::report(report))?)
 }

@@ -2,11 +2,12 @@
 //! time to time.
 
 use std::fmt::Write as _;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use control::HostMetrics;
+use output::text::shown;
 use testguest::Guest;
 
 use super::course::{Options, Summary};
@@ -61,11 +62,11 @@ impl View {
             };
             self.drawn = text.lines().count();
             // Each line clears the rest of the line that it overwrites.
-            self.write(&format!("{up}{}", text.replace('\n', "\x1b[K\n")));
+            self.write(&format!("{up}{}", shown(&text).replace('\n', "\x1b[K\n")));
         } else if self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
             self.last_line = Some(Instant::now());
             let text = self.line(guests, used, before, status);
-            self.write(&text);
+            self.write(&shown(&text));
         }
     }
 
@@ -127,8 +128,8 @@ impl View {
     /// Writes `text`. A closed pipe is no error: the reader may have ended.
     fn write(&self, text: &str) {
         match self.to_stderr {
-            true => output::say(format_args!("{text}")),
-            false => drop(output::put!("{text}")),
+            true => drop(std::io::stderr().write_all(text.as_bytes())),
+            false => drop(output::stdout::control(text)),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use output::text::printable;
 use serde::Serialize;
 
 /// What a check says.
@@ -60,11 +61,6 @@ impl Check {
     pub(super) fn safe_fix(self, command: impl Into<String>) -> Self {
         Self { fix: Some(Fix { command: command.into(), safe: true }), ..self }
     }
-}
-
-/// Names, labels and logs hold what a guest or its owner said: control characters are left out.
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 /// A guest, and what was found of it.

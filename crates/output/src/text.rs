@@ -1,0 +1,60 @@
+//! Text of others: names, paths and messages that guests, files and peers have chosen.
+//!
+//! A terminal obeys control characters and shows text in another order after bidirectional
+//! overrides, so neither reaches it as it is. Whatever a command prints or says goes through
+//! [`shown`] in [`crate::stdout`], which cannot be forgotten. Only [`crate::stdout::control`]
+//! writes the program's own sequences. What has to stay on one line goes through [`printable`].
+//!
+//! Sources: Unicode Standard Annex #9; ECMA-48.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// Whether a terminal shows a character where it stands, and does nothing else.
+pub fn is_plain(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A text of others on one line: what is not [plain](is_plain) is left out.
+pub fn printable(text: &str) -> String {
+    text.chars().filter(|&c| is_plain(c)).collect()
+}
+
+/// A text of several lines: what is neither [plain](is_plain) nor a line feed or tabulator is
+/// written as `\u001b`, as JSON has it.
+pub fn shown(text: &str) -> Cow<'_, str> {
+    let stays = |c: char| is_plain(c) || matches!(c, '\n' | '\t');
+    if text.chars().all(stays) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match stays(c) {
+            true => out.push(c),
+            false => drop(write!(out, "\\u{:04x}", u32::from(c))),
+        }
+    }
+    Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_and_words_stay() {
+        assert!(matches!(shown("größe\t7\n"), Cow::Borrowed("größe\t7\n")));
+        assert_eq!(shown("a\x1b[2Jb\rc\u{9b}d\u{202e}e"), "a\\u001b[2Jb\\u000dc\\u009bd\\u202ee");
+        assert_eq!(printable("a\x1b[2J\nb\u{7f}\u{2066}c"), "a[2Jbc");
+    }
+
+    #[test]
+    fn escaped_json_is_the_same_json() {
+        let text = "\"a\u{9b}31m\u{202e}\u{7f}\"";
+        assert_eq!(
+            serde_json::from_str::<String>(&shown(text)).unwrap(),
+            serde_json::from_str::<String>(text).unwrap()
+        );
+    }
+}

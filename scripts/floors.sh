@@ -1,7 +1,7 @@
 #!/bin/bash
 # Checks the house rules that no compiler knows. Each error names a file, a line and the rule.
 #
-#   scripts/floors.sh [imports|modules|widths|sentences|files|hosts]...      all of them if none is named
+#   scripts/floors.sh [imports|modules|widths|sentences|files|outputs|hosts]...      all of them if none is named
 #
 #   imports   modules and crates use only what stands below them in the tables of this file
 #   modules   files of the kernel modules include and call only what stands below them; how often the walks from a fault and
@@ -9,6 +9,7 @@
 #   widths    comments within 100 columns in Rust and C, prose within 120 in Markdown
 #   sentences at most 25 words in Markdown
 #   files     no #[path], no mod.rs, at most 500 lines
+#   outputs   files are made and replaced by the crate output alone, or are no output that a person names
 #   hosts     no package host and no path of one machine in the tree
 #
 # Exit: 0 all rules are kept; 1 some are not, and each place is named; 2 wrong usage.
@@ -119,16 +120,40 @@ files() {
         grep -vxF -f <(long | cut -d' ' -f1) | sed 's/$/:501: more than 500 lines/')
 }
 
+# Files that make or replace others than a person names, with what they make.
+makers() {
+    cat << 'LIST'
+crates/engine/src/world/state_file.rs the daemon's own state
+crates/kmem/src/ksm.rs settings of the kernel
+crates/mpool/src/disk/file_system.rs a pool's own files
+crates/mpool/src/fuzzing.rs pools of the fuzzers
+crates/mpool/src/pool/registry.rs a pool's name
+crates/pageone/src/reference.rs pages of the reference, in a test
+crates/snapshot/src/qcow2.rs images beside a guest's, with their owner
+crates/snapshot/src/reflink.rs images beside a guest's, with their owner
+crates/snapshot/src/undo.rs locks in the daemon's directory
+LIST
+}
+
+outputs() {
+    report < <(git ls-files 'crates/*/src/*.rs' | grep -vE '/tests(\.rs|/)|^crates/(output|testguest)/' | grep -vxF -f <(makers | cut -d' ' -f1) | xargs awk '
+        FNR == 1 { is_test = 0 }
+        /^mod tests \{/ { is_test = 1 }
+        !is_test && !/^ *\/\// && /(^|[^[:alnum:]_])File::create\(|fs::(write|copy|rename)\(|\.create(_new)?\(true\)|renameat/ {
+            print FILENAME ":" FNR ": makes or replaces a file by itself: output::file does that"
+        }')
+}
+
 hosts() {
     report < <(git ls-files | grep -vE '^(scripts/floors\.sh|.*Cargo\.lock)$' |
         xargs grep -nIE 'deb\.debian\.org|security\.debian\.org|archive\.ubuntu\.com|pypi\.org|(static|index)\.crates\.io|(^|[^[:alnum:]_/}])/(work|root)/' |
         sed -E 's/^([^:]*:[0-9]+):.*/\1: a package host or a path of one machine/')
 }
 
-[ $# -gt 0 ] || set -- imports modules widths sentences files hosts
+[ $# -gt 0 ] || set -- imports modules widths sentences files outputs hosts
 for rule in "$@"; do
     case $rule in
-        imports | modules | widths | sentences | files | hosts) "$rule" ;;
+        imports | modules | widths | sentences | files | outputs | hosts) "$rule" ;;
         *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
     esac
 done

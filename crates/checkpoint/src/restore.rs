@@ -1,10 +1,11 @@
 //! Writing a checkpoint's memory to a file.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
 use mpool::{MapError, Mcache, Settings};
+use rustix::fs::OFlags;
 
 use crate::catalog::{Checkpoint, ReadError, View};
 
@@ -26,14 +27,17 @@ pub enum RestoreError {
 }
 
 impl View {
-    /// Writes a checkpoint's memory to an empty file, durably: all regions, one after the other.
-    /// Pages of zeros become holes. A device or a pipe gets them all, in their order.
+    /// Writes a checkpoint's memory to a file, durably: all regions, one after the other. Pages of
+    /// zeros become holes in an empty file. A device, a pipe, or a file that has bytes already gets
+    /// them all, in their order.
     ///
     /// # Errors
     /// If the checkpoint cannot be read or the file cannot be written.
     pub fn write_image(&self, checkpoint: &Checkpoint, file: &File) -> Result<(), RestoreError> {
         let cache = Mcache::new(Settings::default())?;
-        if !file.metadata()?.is_file() {
+        let meta = file.metadata()?;
+        let appends = rustix::fs::fcntl_getfl(file).map_err(io::Error::from)?.contains(OFlags::APPEND);
+        if !meta.is_file() || meta.len() > 0 || appends {
             let mut written = 0;
             self.each_run(&cache, checkpoint, |offset, bytes| {
                 zeros(file, offset - written)?;
@@ -44,6 +48,7 @@ impl View {
         }
         file.set_len(checkpoint.bytes())?;
         self.each_run(&cache, checkpoint, |offset, bytes| file.write_all_at(bytes, offset))?;
+        (&*file).seek(SeekFrom::End(0))?;
         Ok(file.sync_data()?)
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
+use output::text::printable;
+
 use crate::metrics::{Metric, Scope, Unit, Value};
 use crate::states::RecyclerState;
 use crate::status::{ClientStatus, DomainStatus, RecycleStatus, RefusedStatus, Status};
@@ -97,11 +99,6 @@ impl Display for Status {
 
 fn seconds(seconds: f64) -> String {
     length(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
-}
-
-/// Names and reasons hold what a process or a tenant said: control characters are left out.
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 fn refused_text(f: &mut Formatter<'_>, refused: &RefusedStatus) -> fmt::Result {

@@ -14,7 +14,7 @@ mod text;
 
 pub use columns::{Column, Place, layout, sort};
 pub use host::{Host, Span, graph};
-pub use rows::{Row, printable, rows};
+pub use rows::{Row, rows};
 pub use text::text;
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //!     ▼ fstatat(NAME)
 //! nothing, or a regular file ──▶ O_TMPFILE ──▶ written, synced ──▶ linkat NAME
 //!                                     (--force: linkat RANDOM, renameat NAME)
-//! device, pipe ────────────────▶ opened, written in place
+//! device, pipe, /dev/stdout ───▶ opened, written in place
 //! anything else ───────────────▶ refused
 //! ```
 //!
@@ -23,7 +23,7 @@ mod tests;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
@@ -91,7 +91,7 @@ impl OutputFile {
     ///
     /// [`FileError`].
     pub fn create(path: &Path, existing: Existing) -> Result<Self, FileError> {
-        let (directory, name) = place(path)?;
+        let (directory, name) = place(path).map_err(io_error(path))?;
         let (file, way) = match in_place(&directory, name, path, existing)? {
             Some(file) => (file, Way::InPlace),
             None => nameless(directory).map_err(io_error(path))?,
@@ -102,6 +102,11 @@ impl OutputFile {
     /// Where to write. A device or a pipe takes bytes in their order only.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Whether it is what the program's standard output is, too: nothing else belongs there then.
+    pub fn is_stdout(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| is_stdout(&stat))
     }
 
     /// Gives the file its name, durably.
@@ -175,7 +180,7 @@ pub fn write(path: &Path, existing: Existing, bytes: &[u8]) -> Result<(), FileEr
 ///
 /// As [`OutputFile::create`].
 pub fn begin(path: &Path, existing: Existing) -> Result<File, FileError> {
-    let (directory, name) = place(path)?;
+    let (directory, name) = place(path).map_err(io_error(path))?;
     if let Some(file) = in_place(&directory, name, path, existing)? {
         return Ok(file);
     }
@@ -186,10 +191,20 @@ pub fn begin(path: &Path, existing: Existing) -> Result<File, FileError> {
             removed => removed.map_err(|e| io_error(path)(e.into()))?,
         }
     }
-    match create_new(directory.as_fd(), name) {
+    match create_at(&directory, name) {
         Err(Errno::EXIST) => Err(FileError::Exists(path.to_owned())),
         file => file.map_err(|e| io_error(path)(e.into())),
     }
+}
+
+/// Makes a file of mode 0600 where nothing is, for reading and writing.
+///
+/// # Errors
+///
+/// If something has the name, or the file cannot be made.
+pub fn create_new(path: &Path) -> io::Result<File> {
+    let (directory, name) = place(path)?;
+    Ok(create_at(&directory, name)?)
 }
 
 fn io_error(path: &Path) -> impl Fn(io::Error) -> FileError + use<> {
@@ -198,11 +213,14 @@ fn io_error(path: &Path) -> impl Fn(io::Error) -> FileError + use<> {
 }
 
 /// The directory of a path, and the last name.
-fn place(path: &Path) -> Result<(OwnedFd, &OsStr), FileError> {
-    let invalid = || io_error(path)(Errno::ISDIR.into());
-    let name = path.file_name().ok_or_else(invalid)?;
-    let directory = directory::open(path.parent().unwrap_or(Path::new(""))).map_err(io_error(path))?;
-    Ok((directory, name))
+fn place(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
+    let name = path.file_name().ok_or(Errno::ISDIR)?;
+    Ok((directory::open(path.parent().unwrap_or(Path::new("")))?, name))
+}
+
+fn is_stdout(stat: &rustix::fs::Stat) -> bool {
+    let own = rustix::fs::fstat(rustix::stdio::stdout());
+    own.is_ok_and(|own| (own.st_dev, own.st_ino) == (stat.st_dev, stat.st_ino))
 }
 
 /// What has the name, opened, if that is written in place. `None`: nothing has it, or what is
@@ -228,6 +246,11 @@ fn in_place(directory: &OwnedFd, name: &OsStr, path: &Path, existing: Existing) 
     let opened = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
     let stat = rustix::fs::fstat(&opened).map_err(|e| failed(e.into()))?;
     match FileType::from_raw_mode(stat.st_mode) {
+        // What is there goes on where it is.
+        FileType::RegularFile if is_stdout(&stat) => {
+            let own = rustix::stdio::stdout().try_clone_to_owned().map_err(failed)?;
+            Ok(Some(own.into()))
+        }
         FileType::RegularFile => Err(other("a link to a file")),
         _ => Ok(Some(opened.into())),
     }
@@ -240,14 +263,14 @@ fn nameless(directory: OwnedFd) -> io::Result<(File, Way)> {
         Ok(file) if Path::new("/proc/self/fd").exists() => Ok((file.into(), Way::Nameless(directory))),
         Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
             let own = Temporary::named(directory);
-            let file = create_new(own.directory.as_fd(), &own.name)?;
+            let file = create_at(&own.directory, &own.name)?;
             Ok((file, Way::Temporary(own.guarded()?)))
         }
         Err(e) => Err(e.into()),
     }
 }
 
-fn create_new(directory: std::os::fd::BorrowedFd<'_>, name: &OsStr) -> Result<File, Errno> {
+fn create_at(directory: &OwnedFd, name: &OsStr) -> Result<File, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?.into())
 }

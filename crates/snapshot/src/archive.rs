@@ -15,7 +15,6 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{BeginError, Image, ReadError, Store, StoreError, hash};
@@ -307,8 +306,7 @@ fn read(
         for number in 0..count {
             let image = path(number);
             let entry = next(&file_name(disk, number))?;
-            let created = File::options().read(true).write(true).create_new(true).mode(0o600).open(&image);
-            let mut file = created.map_err(image_error(&image))?;
+            let mut file = output::file::create_new(&image).map_err(image_error(&image))?;
             made.0.push(image.clone());
             let copied = io::copy(&mut Summed { from: entry, sum: &mut sum }, &mut file).and_then(|_| file.sync_all());
             copied.map_err(image_error(&image))?;

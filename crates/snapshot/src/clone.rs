@@ -300,7 +300,11 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
     words.extend(["-incoming".into(), "defer".into()]);
     words.extend(options.extra.iter().cloned());
     inherited.push(theirs.into());
-    let log = if options.attached { None } else { Some(File::create(log).map_err(|e| (Some(log.to_owned()), e))?) };
+    let log = if options.attached {
+        None
+    } else {
+        Some(output::file::create_new(log).map_err(|e| (Some(log.to_owned()), e))?)
+    };
     if let (Ram::Shared(_), Some(template), Some(log)) = (options.ram, options.template, &log) {
         let program = [description.program.clone().into_os_string()];
         let all: Vec<OsString> = program.into_iter().chain(words.iter().map(OsString::from)).collect();

@@ -32,13 +32,20 @@ pub(crate) fn create(copy: &Path, image: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the file the bytes that the image has now.
+/// Gives the file that [`create`] made the bytes that the image has now. Another program may have
+/// opened it since, so it is opened by its name: whoever may write to the directory could have put
+/// another file there, which is not touched.
 ///
 /// # Errors
-/// If the file system cannot.
+/// If the file system cannot, or one of the two is another file by now.
 pub(crate) fn copy(copy: &Path, image: &Path) -> io::Result<()> {
     let made = rustix::fs::open(copy, OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(rustix::fs::ioctl_ficlone(made, File::open(image)?)?)
+    let (made, image) = (File::from(made), File::open(image)?);
+    let (of, from) = (made.metadata()?, image.metadata()?);
+    if !of.is_file() || of.nlink() != 1 || of.len() != 0 || of.uid() != from.uid() {
+        return Err(io::Error::other("another file has its name by now"));
+    }
+    Ok(rustix::fs::ioctl_ficlone(made, image)?)
 }
 
 /// Makes a copy survive a crash of the host.

@@ -154,6 +154,20 @@ fn an_output_file_is_private_replaces_a_file_by_force_alone_and_nothing_else_eve
         }
         std::fs::remove_file(dir.join("out")).unwrap();
     }
+    // The standard output is written on where it is, whatever it is, and nothing else is put there.
+    let memory = {
+        ok(&["restore", "store", "kept", "--to", "out"]);
+        std::fs::read(dir.join("out")).unwrap()
+    };
+    for (given, before) in [("", ""), ("before", "before")] {
+        std::fs::write(dir.join("out"), given).unwrap();
+        let out = File::options().append(!given.is_empty()).write(true).open(dir.join("out")).unwrap();
+        let mut command = daemon.pageone(&["restore", "store", "kept", "--to", "/dev/stdout"]);
+        command.current_dir(dir).env("PAGEONE_POOLS", dir.join("names")).stdout(out);
+        assert!(command.status().unwrap().success());
+        assert!(std::fs::read(dir.join("out")).unwrap() == [before.as_bytes(), &memory].concat());
+    }
+    std::fs::remove_file(dir.join("out")).unwrap();
     let mut left: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["below", "link", "names", "out.part", "pool", "seen.rec"]);

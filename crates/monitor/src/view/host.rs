@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use control::units::{length, size};
 use control::{Status, Unit};
+use output::text::printable;
 
 use crate::Recording;
 use crate::moment::{Summary, bytes_of, could_be_saved, total, used};
-
-use super::rows::printable;
 
 /// The host.
 #[derive(Clone, Debug, Default, PartialEq)]

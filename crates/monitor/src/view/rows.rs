@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use control::{ClientStatus, Kind, Metric, columns};
+use output::text::printable;
 
 use crate::moment::Moment;
 
@@ -62,11 +63,6 @@ impl Row {
         let text = format!("{} {} {} {}", self.name, self.pid, self.domain, self.why).to_lowercase();
         filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
     }
-}
-
-/// Names and reasons hold what a guest or a tenant said: control characters are left out.
-pub fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 /// A row for each guest; `before`: an earlier moment, for growth.

@@ -56,7 +56,7 @@ fn without_nameless_files_a_random_name_is_used_and_removed() {
     let path = dir.path().join("out");
     let begin = |existing| {
         let own = Temporary::named(directory::open(dir.path()).unwrap());
-        let file = create_new(own.directory.as_fd(), &own.name).unwrap();
+        let file = create_at(&own.directory, &own.name).unwrap();
         OutputFile { file, path: path.clone(), existing, way: Way::Temporary(own.guarded().unwrap()) }
     };
     let first = begin(Existing::Kept);
@@ -67,6 +67,35 @@ fn without_nameless_files_a_random_name_is_used_and_removed() {
     assert!(matches!(begin(Existing::Kept).keep().unwrap_err(), FileError::Exists(_)));
     begin(Existing::Replaced).keep().unwrap();
     assert_eq!(names(dir.path()), ["out"]);
+}
+
+#[test]
+fn a_signal_removes_the_random_name() {
+    const AT: &str = "PAGEONE_TEST_OUTPUT";
+    if let Some(dir) = std::env::var_os(AT) {
+        let own = Temporary::named(directory::open(Path::new(&dir)).unwrap());
+        create_at(&own.directory, &own.name).unwrap();
+        let _own = own.guarded().unwrap();
+        std::fs::write(Path::new(&dir).join("guarded"), "").unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "file::tests::a_signal_removes_the_random_name"]).env(AT, dir.path());
+        let mut again = again.spawn().unwrap();
+        while !dir.path().join("guarded").exists() {
+            assert!(again.try_wait().unwrap().is_none());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(names(dir.path()).len(), 2);
+        rustix::process::kill_process(rustix::process::Pid::from_child(&again), signal).unwrap();
+        let ended = again.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(signal.as_raw()));
+        assert_eq!(names(dir.path()), ["guarded"]);
+    }
 }
 
 #[test]
@@ -85,6 +114,7 @@ fn a_pipe_and_a_device_are_written_into_and_stay() {
     write(&pipe, Existing::Replaced, b"through").unwrap();
     assert_eq!(reader.join().unwrap(), "through");
     assert!(std::fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+    assert!(create_new(&pipe).is_err(), "it is no new file");
     write(Path::new("/dev/null"), Existing::Replaced, b"gone").unwrap();
     assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
     assert!(matches!(write(Path::new("/dev/full"), Existing::Kept, b"x").unwrap_err(), FileError::Io { .. }));

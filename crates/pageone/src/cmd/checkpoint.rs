@@ -318,10 +318,15 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     };
     let served = |path: &Path| checkpoint::serve::restore(path, &args.checkpoint, out.file());
     let regions = args.names.read(&args.from, own, served).with_context(not_written)?;
+    let is_stdout = out.is_stdout();
     out.keep()?;
     let mut offset = 0;
     for (address, len) in &regions {
-        output::line!("{offset:#14x} {len:#14x}  was at {address:#x}")?;
+        let line = format!("{offset:#14x} {len:#14x}  was at {address:#x}\n");
+        match is_stdout {
+            true => output::say(format_args!("{line}")),
+            false => output::put!("{line}")?,
+        }
         offset += len;
     }
     Ok(())

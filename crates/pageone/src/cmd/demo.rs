@@ -56,7 +56,7 @@ impl Backend for Daemon {
     fn start_merging(&self) -> Result<()> {
         let mut daemon = Command::new(&self.program);
         daemon.arg("--dir").arg(&self.directory).args(["daemon", "--merge-period", &self.merge_period.to_string()]);
-        let log = std::fs::File::create(self.directory.join("daemon.log")).context("cannot write the daemon's log")?;
+        let log = output::file::begin(&self.directory.join("daemon.log"), output::Existing::Replaced)?;
         let child =
             daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("cannot start the daemon")?;
         *self.child.lock() = Some(child);

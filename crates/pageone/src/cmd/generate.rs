@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
-use clap_complete::Shell;
+use clap_complete::{Generator, Shell};
+use output::Existing;
 
 /// Options of `pageone generate`.
 #[derive(clap::Args)]
@@ -27,8 +28,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let mut command = crate::Cli::command();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut command, "pageone", &completions)
-            .with_context(|| format!("cannot write to {}", completions.display()))?;
+        let mut text = Vec::new();
+        clap_complete::generate(shell, &mut command, "pageone", &mut text);
+        output::file::write(&completions.join(shell.file_name("pageone")), Existing::Replaced, &text)?;
     }
     command.build();
     pages(&command, &man)
@@ -41,7 +43,7 @@ fn pages(command: &clap::Command, dir: &Path) -> Result<()> {
     let mut page = Vec::new();
     let titled = command.clone().display_name(name);
     clap_mangen::Man::new(titled).render(&mut page)?;
-    std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    output::file::write(&path, Existing::Replaced, &page)?;
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
         pages(sub, dir)?;
     }
@@ -75,8 +77,8 @@ mod tests {
         assert!(error("file/below").starts_with("cannot create "), "{}", error("file/below"));
         // A directory has the name of a file.
         std::fs::create_dir_all(dir.path().join("shells/completions/pageone.bash")).unwrap();
-        assert!(error("shells").starts_with("cannot write to "), "{}", error("shells"));
+        assert!(error("shells").ends_with("pageone.bash is a directory, which nothing replaces: name another file"));
         std::fs::create_dir_all(dir.path().join("pages/man1/pageone.1")).unwrap();
-        assert!(error("pages").starts_with("cannot write /"), "{}", error("pages"));
+        assert!(error("pages").contains("pageone.1 is a directory, "), "{}", error("pages"));
     }
 }

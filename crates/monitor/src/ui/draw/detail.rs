@@ -2,6 +2,7 @@
 
 use control::units::size;
 use control::{Cell, ClientMap, ClientStatus, Kind, Metric, Unit};
+use output::text::printable;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
@@ -11,7 +12,7 @@ use super::{fit, wrap};
 use crate::moment::{PAGE, bytes_of, sum};
 use crate::ui::app::App;
 use crate::ui::style::{State, Theme};
-use crate::view::{Row, printable};
+use crate::view::Row;
 
 /// From this width on the map stands beside the text.
 const WIDE: u16 = 120;

@@ -64,7 +64,7 @@ fn targets(out: &mut String, report: &Report, unit: &str) -> Result {
 fn title(report: &Report, target: &str) -> String {
     let one = report.targets.iter().find(|one| one.target == target);
     match one.and_then(|one| one.guest.as_ref().or(one.program.as_ref())) {
-        Some(name) if name != target => format!("{target} {}", monitor::view::printable(name)),
+        Some(name) if name != target => format!("{target} {}", output::text::printable(name)),
         _ => target.into(),
     }
 }

@@ -7,7 +7,7 @@
 #   modules   files of the kernel modules include and call only what stands below them; how often the walks from a fault and
 #             from pofs_merge() climb all the same is printed: at most 4 times
 #   widths    comments within 100 columns in Rust and C, prose within 120 in Markdown
-#   sentences at most 25 words in Markdown
+#   sentences at most 25 words in Markdown, which has the commands' help too, and in errors' messages
 #   files     no #[path], no mod.rs, at most 500 lines
 #   outputs   files are made and replaced by the crate output alone, or are no output that a person names
 #   hosts     no package host and no path of one machine in the tree
@@ -105,7 +105,10 @@ widths() {
         sed -E 's/^([^:]*:[0-9]+):.*/\1: prose beyond column 120/')
 }
 
-sentences() { report < <(git ls-files '*.md' | grep -vxF docs/reference/errors.md | xargs awk -f scripts/sentences.awk); }
+sentences() {
+    report < <(git ls-files '*.md' | grep -vxF docs/reference/errors.md | xargs awk -f scripts/sentences.awk)
+    report < <(git ls-files '*.rs' | xargs awk -f scripts/messages.awk)
+}
 
 # Files that may be longer than 500 lines, with the reason.
 long() {

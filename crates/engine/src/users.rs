@@ -48,11 +48,11 @@ const KINDS: usize = 4;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum OverBound {
     #[error(
-        "the clients of uid {uid} would announce {mib} MiB of memory and may announce {most} MiB; where that is right, raise `user_memory` in the daemon's configuration"
+        "the clients of uid {uid} would announce {mib} MiB of memory and may announce {most} MiB: where that is right, raise `user_memory` in the daemon's configuration"
     )]
     Pages { uid: u32, mib: u64, most: u64 },
     #[error(
-        "uid {uid} has {most} clients, and may not have more; where that is right, raise `user_clients` in the daemon's configuration"
+        "uid {uid} has {most} clients, and may not have more: where that is right, raise `user_clients` in the daemon's configuration"
     )]
     Clients { uid: u32, most: u64 },
     #[error("{most} connections of uid {uid} wait to introduce themselves; another is taken when one of them is done")]

@@ -31,7 +31,7 @@ pub enum ProcessError {
     Thread,
     /// The process has no mapping that is guest RAM.
     #[error(
-        "no guest memory of its own was found; shared guest memory cannot be merged; give the guest private \
+        "no guest memory of its own was found; shared guest memory cannot be merged: give the guest private \
              memory (no share=on), or name the process by its number"
     )]
     NoGuestMemory,

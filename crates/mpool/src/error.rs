@@ -102,7 +102,7 @@ pub enum PoolError {
     NotAPool(PathBuf),
     /// A pool, or part of one, is there already.
     #[error(
-        "{} holds a pool, or a class of one, already; if it is a class that its pool does not know, or misses, \
+        "{} holds a pool, or a class of one, already: if its pool does not know or misses that class, \
          `pageone pool rebuild` of the pool, or opening it again, finds what is in it",
         .0.display()
     )]

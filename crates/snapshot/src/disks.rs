@@ -60,7 +60,7 @@ pub enum DiskError {
     },
     /// The image is not a file here.
     #[error(
-        "disk {disk} is {image}, and only files of this host can be stored; start the guest with qcow2 or \
+        "disk {disk} is {image}, and only files of this host can be stored: start the guest with qcow2 or \
              raw images of this host, or store its RAM alone with `pageone checkpoint`"
     )]
     NoFile {

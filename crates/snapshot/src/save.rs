@@ -51,7 +51,7 @@ const BANDWIDTH: u64 = 1 << 40;
 pub enum SaveError {
     /// Its command line cannot be read.
     #[error(
-        "no process {pid}, or not one whose command line may be read; name a guest that runs, by its number \
+        "no process {pid}, or not one whose command line may be read: name a guest that runs, by its number \
              or its program's name, as its owner or root"
     )]
     NoProcess {

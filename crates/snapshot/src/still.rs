@@ -13,7 +13,7 @@ use crate::undo::{Lock, PATIENCE, Task};
 pub enum StillError {
     /// Nobody can ask QEMU.
     #[error(
-        "its command line names no QMP socket by which QEMU could be stopped; a clone has one if the name of its directory is \
+        "its command line names no QMP socket by which QEMU could be stopped: a clone has one if the name of its directory is \
          short enough (`pageone snapshot run --files`); `pageone snapshot run --merge` starts such clones"
     )]
     NoMonitor,

@@ -37,12 +37,12 @@ pub(crate) struct DomainKey {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DomainError {
     #[error(
-        "uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may; \
+        "uid {uid} may not join domain {name:?}: the configuration's [domains.{name}] lists those that may; \
              add the uid there and reload the daemon, or leave --domain out"
     )]
     NotListed { uid: u32, name: String },
     #[error(
-        "uid {uid} has made {most} domains, and may not make more; let its clients share domains, end those of some, \
+        "uid {uid} has made {most} domains, and may not make more: let its clients share domains, end those of some, \
          or raise `user_domains` in the daemon's configuration"
     )]
     TooMany { uid: u32, most: usize },

@@ -5,7 +5,7 @@ use kmem::memfd::MemfdError;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrowError {
     #[error(
-        "the daemon's memory cgroup leaves {left_mib} MiB; merging waits until there are {reserve_mib} MiB (raise the limit, or give the daemon a cgroup of its own)"
+        "the daemon's memory cgroup leaves {left_mib} MiB: merging waits until there are {reserve_mib} MiB (raise the limit, or give the daemon a cgroup of its own)"
     )]
     Cgroup { left_mib: u64, reserve_mib: u64 },
     #[error("the host has {left_mib} MiB of memory available; merging waits until there are {reserve_mib} MiB")]

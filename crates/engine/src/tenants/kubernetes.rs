@@ -14,7 +14,7 @@ pub(super) enum KubernetesError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
-        "no directory /{PODS}/NAMESPACE_NAME_{0} of root's is there, or several are, so its namespace is not known; \
+        "no directory /{PODS}/NAMESPACE_NAME_{0} of root's is there, or several are, so its namespace is not known: \
          kubelet makes it unless --pod-log-dir or podLogsDir names another place: link that to /{PODS}"
     )]
     NotThere(String),

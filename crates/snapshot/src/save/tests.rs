@@ -38,7 +38,7 @@ fn refused(guest: Result<Guest, SaveError>) -> SaveError {
 fn a_process_that_is_no_prepared_guest_is_refused() {
     let error = refused(Guest::open(i32::MAX));
     assert!(matches!(error, SaveError::NoProcess { .. }), "{error}");
-    assert!(error.to_string().contains("or not one whose command line may be read; name a guest"), "{error}");
+    assert!(error.to_string().contains("or not one whose command line may be read: name a guest"), "{error}");
     let error = refused(Guest::open(std::process::id() as i32));
     assert!(matches!(error, SaveError::Unprepared(_)), "{error}");
     assert!(error.to_string().contains("was not prepared, and its command line names no socket of QMP"), "{error}");

@@ -56,7 +56,7 @@ pub(crate) enum PlugError {
     NotAClient(i32),
     /// Where its RAM lies is not known, so nobody works on its pool.
     #[error(
-        "the RAM of process {0} is a file of pageonefs, its pages are not punched ({1}), and its device cannot be unplugged; to \
+        "the RAM of process {0} is a file of pageonefs, its pages are not punched ({1}), and its device cannot be unplugged: to \
          save or migrate the guest, start it without --ppr"
     )]
     OfFile(i32, String),

@@ -125,12 +125,12 @@ enum AdmissionError {
     #[error("its control page cannot be sent: {0}")]
     ControlPage(std::io::Error),
     #[error(
-        "the memory of {MAX_ADMISSIONS} new clients of this user is being looked at, which does not end; \
+        "the memory of {MAX_ADMISSIONS} new clients of this user is being looked at, which does not end: \
          end programs that map files which do not answer, and see that /etc/pve answers where there is one"
     )]
     Busy,
     #[error(
-        "there are {MAX_CLIENTS} clients, and there can be no more; start further ones under a second daemon \
+        "there are {MAX_CLIENTS} clients, and there can be no more: start further ones under a second daemon \
              with a directory of its own (--dir)"
     )]
     Full,

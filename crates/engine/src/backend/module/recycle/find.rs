@@ -76,7 +76,7 @@ enum FindError {
     #[error("its mappings cannot be read: {0}")]
     Maps(std::io::Error),
     #[error(
-        "none of its RAM is a file of pageonefs that it maps shared; describe its RAM by -m alone, or by a \
+        "none of its RAM is a file of pageonefs that it maps shared: describe its RAM by -m alone, or by a \
              memory-backend-file in the mount with share=on"
     )]
     Unmanaged,

@@ -201,7 +201,7 @@ fn a_daemon_that_is_full_says_so() {
     assert_eq!(
         why,
         format!(
-            "there are {MAX_CLIENTS} clients, and there can be no more; start further ones under \
+            "there are {MAX_CLIENTS} clients, and there can be no more: start further ones under \
                              a second daemon with a directory of its own (--dir)"
         )
     );

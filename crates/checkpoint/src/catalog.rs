@@ -100,6 +100,11 @@ impl Checkpoint {
     pub fn bytes(&self) -> u64 {
         self.regions.iter().fold(0, |sum, (_, len)| sum.saturating_add(*len))
     }
+
+    /// Bytes that storing it took in the pool.
+    pub fn stored_bytes(&self) -> u64 {
+        (self.new_pages + self.map_pages) * mpool::BLOCK as u64
+    }
 }
 
 /// The checkpoints of a pool, to be read and changed.

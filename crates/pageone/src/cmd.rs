@@ -41,3 +41,36 @@ impl Force {
         if self.force { output::Existing::Replaced } else { output::Existing::Kept }
     }
 }
+
+/// The option of each command whose answer programs read, too.
+#[derive(Clone, Copy, clap::Args)]
+pub(crate) struct Json {
+    /// Answer in JSON; what comes one after the other has a line each
+    #[arg(long)]
+    json: bool,
+}
+
+impl Json {
+    /// Whether that is asked for.
+    pub(crate) fn is_asked(self) -> bool {
+        self.json
+    }
+
+    /// Prints a value as JSON where that is asked for, and else the text, which ends its own lines.
+    pub(crate) fn print(self, value: &impl serde::Serialize, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+        match self.json {
+            true => output::line!("{}", serde_json::to_string_pretty(value)?)?,
+            false => output::put!("{}", text())?,
+        }
+        Ok(())
+    }
+
+    /// The same in one line.
+    pub(crate) fn line(self, value: &impl serde::Serialize, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+        match self.json {
+            true => output::line!("{}", serde_json::to_string(value)?)?,
+            false => output::line!("{}", text())?,
+        }
+        Ok(())
+    }
+}

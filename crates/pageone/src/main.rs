@@ -179,7 +179,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Snapshot(command) => snapshot::run(&command, dir),
         Command::Guard => snapshot::guard(),
         Command::PprGuard { pid } => snapshot::recycling::guard(pid, dir),
-        Command::SnapshotServer { record, lease, .. } => snapshot::serve(lease, record.as_deref()),
+        Command::SnapshotServer { record, lease, .. } => snapshot::clones::serve(lease, record.as_deref()),
         Command::Pool(args) => pool::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Demo(args) => demo::run(&args),

@@ -188,7 +188,8 @@ fn what_others_have_named_reaches_neither_a_terminal_nor_the_log_as_a_control_se
     let pid = client.pid().to_string();
     std::fs::write(dir.join(format!("{NAME}.rec")), "x").unwrap();
     let recording = format!("{NAME}.rec");
-    let cases: [&[&str]; 16] = [
+    assert!(Command::new("tar").args(["-cf", "members.tar", &recording]).current_dir(dir).status().unwrap().success());
+    let cases: [&[&str]; 17] = [
         &["pool", "create", "store", "--capacity", "./pool"],
         &["checkpoint", "--to", "store", "--name", NAME, &pid],
         &["pool", "ls", "store"],
@@ -204,6 +205,7 @@ fn what_others_have_named_reaches_neither_a_terminal_nor_the_log_as_a_control_se
         &["estimate", NAME],
         &["estimate", "nothing\x1b[2J"],
         &["replay", &recording],
+        &["snapshot", "import", "store", "members.tar"],
         &["run", "--", "nothing\x1b[2J"],
     ];
     let harmful = |text: &str| text.chars().any(|c| c != '\n' && c != '\t' && c.is_control() || c == '\u{202e}');

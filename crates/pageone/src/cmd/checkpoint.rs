@@ -13,13 +13,15 @@ use checkpoint::{
     Warning,
 };
 use control::client::Freeze;
-use mpool::{Access, BLOCK, Pool};
+use control::units::size;
+use mpool::{Access, Pool};
 use output::OutputFile;
 use parking_lot::Mutex;
 use serde_json::json;
+use snapshot::save::SaveError;
 
-use crate::cmd::Force;
-use crate::cmd::pool::{Names, size};
+use crate::cmd::pool::Names;
+use crate::cmd::{Force, Json};
 use crate::paths;
 
 /// Options of `pageone checkpoint`.
@@ -47,9 +49,8 @@ pub(crate) struct Args {
     /// Read and compare all of the memory, also what has not changed since the last checkpoint
     #[arg(long)]
     full: bool,
-    /// One JSON object for each checkpoint, on a line
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Options of `pageone restore`.
@@ -238,24 +239,19 @@ impl Command<'_> {
             Ok(taken) => taken,
             Err(e) => {
                 drop(writer);
-                let full = e.is_full();
-                return Err(explain(e.into(), full, &args.to))
-                    .with_context(|| format!("checkpoint {name} was not stored"));
+                return Err(explain(e.into(), &args.to)).with_context(|| format!("checkpoint {name} was not stored"));
             }
         };
         guard.done();
         writer.warnings().iter().for_each(warn);
         let stored = writer.commit(format!("{program} {pid}"), source.addresses());
-        let checkpoint = stored.map_err(|e| {
-            let full = e.is_full();
-            explain(e.into(), full, &args.to)
-        })?;
+        let checkpoint = stored.map_err(|e| explain(e.into(), &args.to))?;
         if let Some(readers) = &opened.readers {
             readers.publish(|| opened.store.view());
         }
         phases.end("commit");
         daemon.note_changes(&opened.pool, &checkpoint, &source, &taken);
-        report(args, &checkpoint, &taken, start.elapsed(), &phases)
+        report(args.json, (&checkpoint, &taken), None, start, &phases)
     }
 }
 
@@ -271,36 +267,51 @@ fn is_earlier(error: &anyhow::Error) -> bool {
 }
 
 /// Adds the remedy to the error of a full pool.
-pub(crate) fn explain(error: anyhow::Error, full: bool, pool: &str) -> anyhow::Error {
-    if full {
-        let remedy = format!("pool {pool} is full: `pageone pool rm {pool} CHECKPOINT` removes an earlier checkpoint");
-        return error.context(remedy);
+pub(crate) fn explain(error: anyhow::Error, pool: &str) -> anyhow::Error {
+    let take = match error.downcast_ref() {
+        Some(SaveError::Take(error)) => Some(error),
+        _ => error.downcast_ref::<TakeError>(),
+    };
+    let store = match error.downcast_ref() {
+        Some(SaveError::Store(error)) => Some(error),
+        _ => error.downcast_ref::<StoreError>(),
+    };
+    if !take.is_some_and(TakeError::is_full) && !store.is_some_and(StoreError::is_full) {
+        return error;
     }
-    error
+    error.context(format!("pool {pool} is full: `pageone pool rm {pool} CHECKPOINT` removes an earlier checkpoint"))
 }
 
-fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, phases: &Phases) -> Result<()> {
-    let stored = (checkpoint.new_pages + checkpoint.map_pages) * BLOCK as u64;
-    let (seconds, pause_ms) = (time.as_secs_f64(), taken.pause.as_secs_f64() * 1e3);
-    if args.json {
-        let phases: serde_json::Map<_, _> =
-            phases.seconds().iter().map(|&(name, seconds)| (name.into(), seconds.into())).collect();
-        let out = json!({
-            "name": checkpoint.name, "memory_bytes": checkpoint.bytes(), "stored_bytes": stored, "seconds": seconds,
-            "pause_ms": pause_ms, "rounds": taken.rounds, "pages_in_pause": taken.in_pause, "pages_unchanged": taken.unchanged,
-            "phases": phases,
-        });
-        output::line!("{out}")?;
-    } else {
-        output::line!(
-            "{}: {} of memory, {} stored, {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
+/// Says what was stored since `start`; `stream`: bytes of a snapshot's devices.
+pub(crate) fn report(
+    json: Json,
+    (checkpoint, taken): (&Checkpoint, &Taken),
+    stream: Option<usize>,
+    start: Instant,
+    phases: &Phases,
+) -> Result<()> {
+    let (memory, stored) = (checkpoint.bytes(), checkpoint.stored_bytes());
+    let (seconds, pause_ms) = (start.elapsed().as_secs_f64(), taken.pause.as_secs_f64() * 1e3);
+    let phases: serde_json::Map<_, _> =
+        phases.seconds().iter().map(|&(name, seconds)| (name.into(), seconds.into())).collect();
+    let mut value = json!({
+        "name": checkpoint.name, "memory_bytes": memory, "stored_bytes": stored, "seconds": seconds,
+        "pause_ms": pause_ms, "rounds": taken.rounds, "pages_in_pause": taken.in_pause, "pages_unchanged": taken.unchanged,
+        "phases": phases,
+    });
+    if let Some(bytes) = stream {
+        value["stream_bytes"] = bytes.into();
+    }
+    json.line(&value, || {
+        let devices = stream.map_or(String::new(), |bytes| format!(" devices {},", size(bytes as u64)));
+        format!(
+            "{}: {} of memory, {} stored,{devices} {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
             checkpoint.name,
-            size(checkpoint.bytes()),
+            size(memory),
             size(stored),
             taken.rounds
-        )?;
-    }
-    Ok(())
+        )
+    })
 }
 
 /// Writes a checkpoint's memory to a file.

@@ -6,7 +6,8 @@ use anyhow::Result;
 use clap::Subcommand;
 use engine::{Effect, SETTINGS, Setting};
 
-use super::daemon::settings::{self, DEFAULT_FILE, DOMAIN_EXAMPLE, default_of, range};
+use super::daemon::file::{self, DEFAULT_FILE};
+use super::daemon::settings::{DOMAIN_EXAMPLE, default_of, range};
 use crate::reflow;
 
 /// `pageone config …`.
@@ -29,7 +30,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: &Command) -> Result<()> {
     match command {
         Command::Check { file } => {
-            let (_, count) = settings::load(file.as_deref())?;
+            let (_, count) = file::load(file.as_deref())?;
             let name = file.as_ref().map_or(DEFAULT_FILE.into(), |file| file.display().to_string());
             output::line!("{name}: nothing is wrong; {count} of {} settings are set", SETTINGS.len())?;
         }

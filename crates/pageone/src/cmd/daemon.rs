@@ -29,7 +29,7 @@ pub(crate) struct Args {
 
 /// Runs until SIGTERM or SIGINT.
 pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
-    start_log(args.log_json);
+    start_log(&args);
     let mut config = args.read()?;
     config.directory = dir.unwrap_or_else(paths::own_directory);
     paths::check_owner(&config.directory)?;
@@ -66,7 +66,7 @@ pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
 impl Args {
     /// The file's settings with the command line's in their place, checked.
     fn read(&self) -> Result<Config> {
-        let (mut config, _) = settings::load(self.config.as_deref())?;
+        let (mut config, _) = file::load(self.config.as_deref())?;
         self.settings.apply(&mut config)?;
         config.check().map_err(|e| Coded(Code::Configuration, e.to_string()))?;
         Ok(config)
@@ -96,12 +96,12 @@ fn reload(args: &Args, engine: &Engine) {
     service::notify("READY=1");
 }
 
-fn start_log(json: bool) {
+fn start_log(args: &Args) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PAGEONE_LOG_FILTER").unwrap_or_else(|_| "info".into());
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(service::Log).with_target(false);
     // A second subscriber can only come from a test. The journal has a time of its own.
-    let _ = match (json, service::logs_to_journal()) {
+    let _ = match (args.log_json, service::logs_to_journal()) {
         (true, _) => log.json().try_init(),
         (false, false) => log.try_init(),
         (false, true) => log.without_time().with_level(false).with_writer(service::Journal).try_init(),

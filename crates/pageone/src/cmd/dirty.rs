@@ -16,6 +16,7 @@ use control::DirtyStatus;
 use guests::Found;
 use serde::Serialize;
 
+use crate::cmd::Json;
 use crate::paths;
 
 use migration::{Link, Migration};
@@ -32,9 +33,8 @@ pub(crate) struct Args {
     /// End after this many reports [default: never]
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// One JSON object a report
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
     /// Say whether a pre-copy migration over a link of this many MiB a second would converge
     #[arg(long, value_name = "MIB_S")]
     bandwidth: Option<f64>,
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         let clients = watch_until(next, ask)?;
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let clients = clients.into_iter().map(|status| Client::new(status, link.as_ref())).collect();
-        print(&Report { time, clients }, args.json)?;
+        print(&Report { time, clients }, args)?;
         reports += 1;
     }
     Ok(())
@@ -114,13 +114,10 @@ impl Client {
     }
 }
 
-fn print(report: &Report, json: bool) -> Result<()> {
-    if json {
-        return Ok(output::line!("{}", serde_json::to_string(report)?)?);
-    }
+fn print(report: &Report, args: &Args) -> Result<()> {
     // Cursor to the top left, and clear the screen.
-    if std::io::stdout().is_terminal() {
+    if !args.json.is_asked() && std::io::stdout().is_terminal() {
         output::stdout::control("\x1b[H\x1b[2J")?;
     }
-    Ok(output::put!("{}", text::report(report))?)
+    args.json.line(report, || text::report(report).trim_end().into())
 }

@@ -8,8 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use checkpoint::serve::ServeError;
+use control::units::size;
 use mpool::{Access, KeyPlace, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Registry};
 use serde_json::json;
+
+pub(crate) use self::kept::date;
+use crate::cmd::Json;
 
 /// How long a program that has the pool open may take to serve readers, or to end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -162,9 +166,8 @@ enum Command {
     },
     /// List the pools
     List {
-        /// One JSON array
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: Json,
     },
     /// Remove a pool with all its contents
     Destroy {
@@ -218,9 +221,8 @@ enum Command {
     Show {
         /// Name, or path of the capacity class
         name: String,
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: Json,
     },
     /// Verify everything that is stored; with exclusive access, repair what can be repaired without
     /// loss
@@ -241,9 +243,8 @@ enum Command {
     Ls {
         /// Name, or path of the capacity class
         name: String,
-        /// One JSON array
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: Json,
     },
     /// Show the memory of the checkpoints in a pool, and the space that they take: `alone` is what
     /// no other checkpoint has, `rm frees` what removing it frees at once; the rest of what it has
@@ -251,9 +252,8 @@ enum Command {
     Du {
         /// Name, or path of the capacity class
         name: String,
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: Json,
     },
     /// Remove a checkpoint
     Rm {
@@ -314,15 +314,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Command::Rebuild { name, yes, free_lost, staging, memory } => {
             let how = Rebuild { free_lost: *free_lost, staging: staging.clone(), memory: memory.clone() };
-            rebuild::run(&registry.find(name)?, *yes, how)?;
+            let path = registry.find(name)?;
+            ensure!(*yes, "{}", rebuild::warning(&path, &how));
+            rebuild::run(&path, how)?;
         }
         Command::Show { name, json } => {
             let pool = names.open(name, Access::Shared)?;
-            if *json {
-                output::line!("{}", serde_json::to_string_pretty(&show_json(&pool)?)?)?;
-            } else {
-                output::put!("{}", show(&pool)?)?;
-            }
+            let text = show(&pool)?;
+            json.print(&show_json(&pool)?, || text)?;
         }
         Command::Check { name, metadata, read_only, salvage } => {
             let access = if *read_only { Access::Shared } else { Access::Exclusive };
@@ -337,7 +336,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn list(registry: &Registry, json: bool) -> Result<()> {
+fn list(registry: &Registry, json: Json) -> Result<()> {
     let mut all = Vec::new();
     for (name, path) in registry.list()? {
         let state = match Pool::open(&path, OpenOptions { access: Access::Shared, ..OpenOptions::default() }) {
@@ -347,30 +346,13 @@ fn list(registry: &Registry, json: bool) -> Result<()> {
         };
         all.push((name, path, state));
     }
-    if json {
-        let all: Vec<_> =
-            all.iter().map(|(name, path, state)| json!({"name": name, "path": path, "state": state})).collect();
-        output::line!("{}", serde_json::to_string_pretty(&all)?)?;
-    } else {
-        for (name, path, state) in all {
-            output::line!("{name:<24} {:<48} {state}", path.display())?;
-        }
-    }
-    Ok(())
+    let one = |(name, path, state): &(String, PathBuf, String)| json!({ "name": name, "path": path, "state": state });
+    let line = |(name, path, state): &(String, PathBuf, String)| format!("{name:<24} {:<48} {state}\n", path.display());
+    json.print(&all.iter().map(one).collect::<Vec<_>>(), || all.iter().map(line).collect())
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-/// Bytes with a unit, as text.
-pub(crate) fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = ((bytes.max(1).ilog2() / 10) as usize).min(units.len() - 1);
-    match unit {
-        0 => format!("{bytes} B"),
-        _ => format!("{:.1} {}", bytes as f64 / (1u64 << (10 * unit)) as f64, units[unit]),
-    }
 }
 
 fn show(pool: &Pool) -> Result<String> {
@@ -439,15 +421,4 @@ fn check(pool: &Pool, data: bool) -> Result<()> {
     let kept = kept::check(pool, data)?;
     ensure!(report.is_clean() && kept == 0, "{} findings", report.findings.len() + kept);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_short() {
-        let cases = [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 20, "1.0 MiB"), (3 << 29, "1.5 GiB")];
-        cases.into_iter().for_each(|(bytes, text)| assert_eq!(size(bytes), text));
-    }
 }

@@ -71,6 +71,13 @@ enum Backend {
     Ksm,
 }
 
+/// Whether a daemon is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    IfNone,
+    Never,
+}
+
 fn policies() -> impl TypedValueParser<Value = HugePages> {
     PossibleValuesParser::new(HugePages::names()).try_map(|name| name.parse::<HugePages>())
 }
@@ -80,10 +87,11 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut command = Command::new(&args.program[0]);
     let for_snapshots = dir.clone();
     let domain = args.domain.as_deref();
+    let start = if args.no_start { Start::Never } else { Start::IfNone };
     let prepared = match args.backend {
         Backend::Ksm => crate::cmd::ksm::enable(domain),
-        Backend::Module => module::prepare(&mut command, &args.program, domain, dir, args.no_start),
-        Backend::Pageone => agent(domain, args.huge_pages, dir, args.no_start).map(|all| set(&mut command, all)),
+        Backend::Module => module::prepare(&mut command, &args.program, domain, dir, start),
+        Backend::Pageone => agent(domain, args.huge_pages, dir, start).map(|all| set(&mut command, all)),
     };
     let program = args.program[0].to_string_lossy();
     if let Err(e) = &prepared {
@@ -116,7 +124,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     } else if args.ppr {
         let words = &args.program[1..];
         let worker = match args.backend {
-            Backend::Module => module::check_for_recycling(prepared.is_ok()).map(|()| ppr::Worker::Daemon),
+            Backend::Module if prepared.is_ok() => Ok(ppr::Worker::Daemon),
+            Backend::Module => Err(anyhow::anyhow!("its RAM does not lie in a mount of pageonefs")),
             _ => {
                 ppr::warn_of(words);
                 Ok(ppr::Worker::Agent)
@@ -157,7 +166,7 @@ pub(crate) fn check_kernel() -> Result<()> {
 /// removed.
 pub(crate) type Environment = Vec<(OsString, Option<OsString>)>;
 
-/// The environment for the agent, whose daemon runs, or is started unless `no_start`.
+/// The environment for the agent, whose daemon runs, or is started as `start` says.
 ///
 /// # Errors
 ///
@@ -166,14 +175,14 @@ pub(crate) fn agent(
     domain: Option<&str>,
     huge_pages: HugePages,
     dir: Option<PathBuf>,
-    no_start: bool,
+    start: Start,
 ) -> Result<Environment> {
     check_kernel()?;
     let library = paths::agent_library()?;
     let candidates = paths::candidates(dir);
     let directory = match running(&candidates) {
         Some(directory) => directory,
-        None if no_start => candidates.first().cloned().unwrap_or_else(paths::own_directory),
+        None if start == Start::Never => candidates.first().cloned().unwrap_or_else(paths::own_directory),
         None => {
             // The explicit directory, or the user's own; never another user's.
             let own = if candidates.len() == 1 { candidates[0].clone() } else { paths::own_directory() };

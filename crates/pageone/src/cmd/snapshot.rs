@@ -1,22 +1,25 @@
 //! `pageone snapshot`: guests stored with their devices, and new ones that go on from there.
 
 mod archive;
-mod clones;
+pub(crate) mod clones;
 mod prune;
 pub(crate) mod recycling;
 mod save;
 mod serve;
 mod verify;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use checkpoint::{Catalog, Checkpoint, View};
-use mpool::{Access, BLOCK, Pool};
+use control::units::size;
+use mpool::{Access, Pool};
+use output::text::printable;
 use serde_json::json;
 use snapshot::record::Record;
 
-use crate::cmd::pool::{Names, size};
+use crate::cmd::Json;
+use crate::cmd::pool::{Names, date};
 
 /// Subcommands of `pageone snapshot`.
 #[derive(clap::Subcommand)]
@@ -44,9 +47,8 @@ pub(crate) enum Command {
         names: Names,
         /// Pool: a name, or the path of its capacity class
         pool: String,
-        /// One JSON array
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: Json,
     },
     /// Remove a snapshot from its pool; the images of its disks stay
     Rm(Which),
@@ -107,11 +109,6 @@ pub(crate) fn guard() -> Result<()> {
     guard::run(snapshot::put_back).context("a guest may still be stopped: `cont` on its monitor lets it go on")
 }
 
-/// Serves a snapshot's memory, for `snapshot run`.
-pub(crate) fn serve(lease: i32, record: Option<&Path>) -> Result<()> {
-    clones::serve(lease, record)
-}
-
 /// What lies beside a checkpoint.
 fn read(view: &View, checkpoint: &Checkpoint) -> Result<Record> {
     let bytes = view.beside_checkpoint(checkpoint)?.with_context(|| {
@@ -124,51 +121,41 @@ fn read(view: &View, checkpoint: &Checkpoint) -> Result<Record> {
     Record::decode(&bytes).with_context(|| format!("cannot read snapshot {}", checkpoint.name))
 }
 
-fn ls(pool: &Pool, as_json: bool) -> Result<()> {
+fn ls(pool: &Pool, json: Json) -> Result<()> {
     let catalog = Catalog::open(pool)?;
     let mut all = Vec::new();
     for checkpoint in catalog.checkpoints().iter().filter(|c| catalog.has_beside(c)) {
         all.push((checkpoint, read(&catalog, checkpoint)?));
     }
-    if as_json {
-        let one = |(c, record): &(&Checkpoint, Record)| {
-            json!({
-                "name": c.name, "created": c.created, "source": c.source, "memory_bytes": c.bytes(),
-                "stored_bytes": (c.new_pages + c.map_pages) * BLOCK as u64, "stream_bytes": record.stream.len(),
-                "guest": record.description,
-            })
+    let one = |(c, record): &(&Checkpoint, Record)| {
+        json!({
+            "name": c.name, "created": c.created, "source": c.source, "memory_bytes": c.bytes(),
+            "stored_bytes": c.stored_bytes(), "stream_bytes": record.stream.len(),
+            "guest": record.description,
+        })
+    };
+    json.print(&all.iter().map(one).collect::<Vec<_>>(), || {
+        let line = |[name, guest, created, memory, stored, disks]: [&str; 6]| {
+            format!("{name:<18} {guest:<14.14} {created:>19} {memory:>9} {stored:>9} {disks:>5}\n")
         };
-        output::line!("{}", serde_json::to_string_pretty(&all.iter().map(one).collect::<Vec<_>>())?)?;
-        return Ok(());
-    }
-    output::line!(
-        "{:<24} {:>12} {:>10} {:>10} {:>5}  machine, processor, QEMU",
-        "snapshot",
-        "created",
-        "memory",
-        "stored",
-        "disks"
-    )?;
-    for (c, record) in &all {
-        let (description, facts) = (&record.description, &record.description.facts);
-        output::line!(
-            "{:<24} {:>12} {:>10} {:>10} {:>5}  {}, {}, {}",
-            c.name,
-            c.created,
-            size(c.bytes()),
-            size((c.new_pages + c.map_pages) * BLOCK as u64),
-            description.disks.len(),
-            facts.machine.trim_end_matches("-machine"),
-            facts.cpu.trim_end_matches("-x86_64-cpu"),
-            facts.qemu
-        )?;
-    }
-    Ok(())
+        let mut text = line(["snapshot", "guest", "created", "memory", "stored", "disks"]);
+        for (c, Record { description, .. }) in &all {
+            let name = guests::words::name(&description.words).or(description.guest()).unwrap_or(&c.source);
+            let (disks, facts) = (description.disks.len().to_string(), &description.facts);
+            let sizes = (size(c.bytes()), size(c.stored_bytes()));
+            text += &line([&c.name, &printable(name), &date(c.created), &sizes.0, &sizes.1, &disks]);
+            let (machine, cpu) = (&facts.machine, &facts.cpu);
+            let (machine, cpu) = (machine.trim_end_matches("-machine"), cpu.trim_end_matches("-x86_64-cpu"));
+            text += &format!("  {machine}, {cpu}, QEMU {}\n", facts.qemu);
+        }
+        text
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use checkpoint::Store;
+    use mpool::BLOCK;
 
     use super::*;
 

@@ -6,7 +6,8 @@ use engine::{SETTINGS, Setting};
 
 use super::{head, wrap};
 use crate::cmd::config::effect;
-use crate::cmd::daemon::settings::{DEFAULT_FILE, default_of, long, range};
+use crate::cmd::daemon::file::DEFAULT_FILE;
+use crate::cmd::daemon::settings::{default_of, long, range};
 
 pub(super) fn page() -> String {
     let mut out = head("Configuration", "the table of settings in `crates/engine/src/config.rs`");

@@ -5,12 +5,20 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 
+use anyhow::Result;
 use engine::{Config, SETTINGS};
 use serde::Deserialize;
 use strsim::levenshtein;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+use super::settings::{DOMAIN_EXAMPLE, default_of};
+use crate::{Code, Coded};
+
+/// Read when no `--config` is given, if it is there.
+pub(crate) const DEFAULT_FILE: &str = "/etc/pageone/pageone.toml";
 
 /// Something wrong in a configuration file.
 #[derive(Debug, PartialEq)]
@@ -33,6 +41,30 @@ impl fmt::Display for Problem {
         }
         f.write_str(&self.text)
     }
+}
+
+/// Reads a configuration file. Returns the number of keys that are set, too.
+///
+/// # Errors
+///
+/// Name the file, and the line and the key of each problem.
+pub(crate) fn load(path: Option<&Path>) -> Result<(Config, usize)> {
+    let (path, needed) = match path {
+        Some(path) => (path, true),
+        None => (Path::new(DEFAULT_FILE), false),
+    };
+    let wrong = |why: String| Coded(Code::Configuration, why);
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
+            return Ok((Config::default(), 0));
+        }
+        Err(e) => return Err(wrong(format!("{}: cannot be read: {e}", path.display())).into()),
+    };
+    Ok(parse(&text).map_err(|problems| {
+        let lines: Vec<_> = problems.iter().map(|problem| format!("{}: {problem}", path.display())).collect();
+        wrong(lines.join("\n"))
+    })?)
 }
 
 /// Reads a configuration, and checks it. Returns the number of keys that are set, too.
@@ -112,9 +144,9 @@ fn unknown(key: &str) -> String {
 /// The message for a key whose value has another type: how to write it.
 fn right(key: &str) -> String {
     let setting = SETTINGS.iter().find(|setting| setting.key == key);
-    match setting.map(super::settings::default_of) {
+    match setting.map(default_of) {
         Some(default) if !default.is_object() => format!("write it as in `{key} = {default}`"),
-        _ => format!("write it as in `{}`", super::settings::DOMAIN_EXAMPLE.trim_end().replace('\n', "` and `")),
+        _ => format!("write it as in `{}`", DOMAIN_EXAMPLE.trim_end().replace('\n', "` and `")),
     }
 }
 
@@ -153,5 +185,35 @@ mod tests {
         let found = problems("threads = 1\ntarget_scan_time = 30\n");
         assert!(found[0].starts_with("line 2: target_scan_time: 30 s is not between"), "{found:?}");
         assert_eq!(parse("").unwrap(), (Config::default(), 0));
+    }
+
+    fn loaded(text: &str) -> Result<Config> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        load(Some(file.path())).map(|(config, _)| config)
+    }
+
+    #[test]
+    fn a_file_sets_what_it_names() {
+        let config = loaded("merge_period = 5\nhuge_pages = \"keep\"\n[domains.web]\nuids = [1000, 1001]\n").unwrap();
+        assert_eq!(config.merge_period, 5.0);
+        assert_eq!(config.huge_pages, engine::HugePages::Keep);
+        assert_eq!(config.domains["web"].uids, [1000, 1001]);
+        assert_eq!(config.threads, 0, "the default");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_line_and_key() {
+        let error = format!("{:#}", loaded("threads = 2\nmerge_perod = 5\n").unwrap_err());
+        assert!(error.contains("line 2") && error.contains("merge_perod") && error.contains("merge_period"), "{error}");
+        let error = format!("{:#}", loaded("merge_period = 0\n").unwrap_err());
+        assert!(error.contains("merge_period") && error.contains("0.05"), "{error}");
+        let error = format!("{:#}", loaded("huge_page_share = 101\n").unwrap_err());
+        assert!(error.contains("huge_page_share: 101") && error.contains("between 0 and 100"), "{error}");
+        let error = format!("{:#}", loaded("huge_page_share = 50\nhuge_pages = \"keep\"\n").unwrap_err());
+        assert!(error.contains("huge_page_share") && error.contains("leave one of the two out"), "{error}");
+        let error = format!("{:#}", loaded("threads = \"two\"\n").unwrap_err());
+        assert!(error.contains("line 1") && error.contains("threads"), "{error}");
+        assert!(load(Some(Path::new("/nonexistent/file"))).unwrap_err().to_string().contains("/nonexistent/file"));
     }
 }

@@ -2,43 +2,14 @@
 //!
 //! Keys, options, defaults and ranges all come from the table in [`engine::Config`].
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Command};
 use engine::{Config, Range, SETTINGS, Setting};
 
 use crate::{Code, Coded};
 
-/// Read when no `--config` is given, if it is there.
-pub(crate) const DEFAULT_FILE: &str = "/etc/pageone/pageone.toml";
-
 /// A domain that spans several users, as an example.
 pub(crate) const DOMAIN_EXAMPLE: &str = "[domains.web]\nuids = [1000, 1001]\n";
-
-/// Reads a configuration file. Returns the number of keys that are set, too.
-///
-/// # Errors
-///
-/// Name the file, and the line and the key of each problem.
-pub(crate) fn load(path: Option<&Path>) -> Result<(Config, usize)> {
-    let (path, needed) = match path {
-        Some(path) => (path, true),
-        None => (Path::new(DEFAULT_FILE), false),
-    };
-    let wrong = |why: String| Coded(Code::Configuration, why);
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
-            return Ok((Config::default(), 0));
-        }
-        Err(e) => return Err(wrong(format!("{}: cannot be read: {e}", path.display())).into()),
-    };
-    Ok(super::file::parse(&text).map_err(|problems| {
-        let lines: Vec<_> = problems.iter().map(|problem| format!("{}: {problem}", path.display())).collect();
-        wrong(lines.join("\n"))
-    })?)
-}
 
 /// The settings that the command line gives, as text.
 pub(crate) struct Options(Vec<(&'static Setting, String)>);
@@ -145,40 +116,5 @@ impl clap::FromArgMatches for Options {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> Result<Config> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), text).unwrap();
-        load(Some(file.path())).map(|(config, _)| config)
-    }
-
-    #[test]
-    fn a_file_sets_what_it_names() {
-        let config = parse("merge_period = 5\nhuge_pages = \"keep\"\n[domains.web]\nuids = [1000, 1001]\n").unwrap();
-        assert_eq!(config.merge_period, 5.0);
-        assert_eq!(config.huge_pages, engine::HugePages::Keep);
-        assert_eq!(config.domains["web"].uids, [1000, 1001]);
-        assert_eq!(config.threads, 0, "the default");
-    }
-
-    #[test]
-    fn what_is_wrong_is_named_by_line_and_key() {
-        let error = format!("{:#}", parse("threads = 2\nmerge_perod = 5\n").unwrap_err());
-        assert!(error.contains("line 2") && error.contains("merge_perod") && error.contains("merge_period"), "{error}");
-        let error = format!("{:#}", parse("merge_period = 0\n").unwrap_err());
-        assert!(error.contains("merge_period") && error.contains("0.05"), "{error}");
-        let error = format!("{:#}", parse("huge_page_share = 101\n").unwrap_err());
-        assert!(error.contains("huge_page_share: 101") && error.contains("between 0 and 100"), "{error}");
-        let error = format!("{:#}", parse("huge_page_share = 50\nhuge_pages = \"keep\"\n").unwrap_err());
-        assert!(error.contains("huge_page_share") && error.contains("leave one of the two out"), "{error}");
-        let error = format!("{:#}", parse("threads = \"two\"\n").unwrap_err());
-        assert!(error.contains("line 1") && error.contains("threads"), "{error}");
-        assert!(load(Some(Path::new("/nonexistent/file"))).unwrap_err().to_string().contains("/nonexistent/file"));
     }
 }

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 use control::HostMetrics;
 use testguest::{Accelerator, Guest, PrepareError, Spec, Verdict};
 
-use super::table::{self, View};
+use super::table::{Counters, Summary, To, View};
 use crate::{Code, Coded};
 
 /// How long booting and a first round may take. Under emulation with many guests on few CPUs, it
@@ -125,58 +125,6 @@ pub(crate) trait Backend {
     fn stop(&self) -> Result<()>;
 }
 
-/// The result of the demo.
-#[derive(Clone, Debug, serde::Serialize)]
-pub(crate) struct Summary {
-    /// Whether every guest lives and every byte was right. Otherwise the memory figures mean
-    /// nothing.
-    pub(crate) passed: bool,
-    /// Guests started.
-    pub(crate) guests: usize,
-    /// Guests that were dead at the end.
-    pub(crate) guests_dead: usize,
-    /// Seconds from the first guest's start to the last guest's first full round.
-    pub(crate) first_round_seconds: f64,
-    /// Seconds of merging.
-    pub(crate) merge_seconds: f64,
-    /// Used memory above the host's level before merging, MiB.
-    pub(crate) used_before_mib: f64,
-    /// The same at the end.
-    pub(crate) used_after_mib: f64,
-    /// 1 − after / before.
-    pub(crate) saved_fraction: f64,
-    /// CPU time that merging has taken, seconds.
-    pub(crate) cpu_seconds: f64,
-    /// CPU time for each merged page, µs. It includes the later scans, so it grows with the time of
-    /// the demo.
-    pub(crate) us_per_merged_page: f64,
-    /// Files verified by the guests.
-    pub(crate) integrity_checks: u64,
-    /// Files found wrong.
-    pub(crate) integrity_failures: u64,
-    /// As in [`HostMetrics`].
-    pub(crate) pages_shared: u64,
-    /// As in [`HostMetrics`].
-    pub(crate) pages_sharing: u64,
-    /// As in [`HostMetrics`].
-    pub(crate) pages_zero: u64,
-    /// As in [`HostMetrics`].
-    pub(crate) pages_recycled: u64,
-    /// As in [`HostMetrics`].
-    pub(crate) pages_recycled_total: u64,
-    /// As in [`HostMetrics`], bytes.
-    pub(crate) general_profit: i64,
-}
-
-impl Summary {
-    /// # Errors
-    /// If the figures mean nothing.
-    pub(crate) fn verdict(&self) -> Result<()> {
-        ensure!(self.passed, "a guest died or found a wrong byte: the figures mean nothing");
-        Ok(())
-    }
-}
-
 /// Runs the demo and prints its summary. SIGINT and SIGTERM end the guests and the backend in
 /// order. Afterwards both signals are ignored, because the program is about to end.
 ///
@@ -197,7 +145,10 @@ pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     let stopped = backend.stop();
     let summary = result?;
     stopped?;
-    table::print_summary(&summary, options)?;
+    match options.json {
+        true => output::line!("{}", serde_json::to_string(&summary)?)?,
+        false => summary.print(options.guest.memory)?,
+    }
     Ok(summary)
 }
 
@@ -265,7 +216,10 @@ impl<'a> Demo<'a> {
             options,
             backend,
             guests: Vec::new(),
-            view: View::new(options),
+            view: View::new(
+                if options.json { To::Stderr } else { To::Stdout },
+                format!("{} guests of {} MiB", options.guests, options.guest.memory),
+            ),
             interrupted,
             base_mib: 0.0,
             tick: TICK,
@@ -397,12 +351,7 @@ impl<'a> Demo<'a> {
             us_per_merged_page: status.cpu_seconds() * 1e6 / status.pages_merged_total.max(1) as f64,
             integrity_checks: checks,
             integrity_failures: failures,
-            pages_shared: status.pages_shared,
-            pages_sharing: status.pages_sharing,
-            pages_zero: status.pages_zero,
-            pages_recycled: status.pages_recycled,
-            pages_recycled_total: status.pages_recycled_total,
-            general_profit: status.general_profit,
+            counters: Counters::from(status),
         }
     }
 }

@@ -1,25 +1,132 @@
 //! The output of the demo: on a terminal a table that is redrawn in place, elsewhere a line from
-//! time to time.
+//! time to time. Its summary.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use control::HostMetrics;
+use control::units::size;
 use output::text::shown;
 use testguest::Guest;
-
-use super::course::{Options, Summary};
 
 /// Time between two lines if the output is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// The live view. With `--json` it goes to standard error and leaves standard output to the
-/// summary.
+/// The result of the demo.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct Summary {
+    /// Whether every guest lives and every byte was right. Otherwise the memory figures mean
+    /// nothing.
+    pub(crate) passed: bool,
+    /// Guests started.
+    pub(crate) guests: usize,
+    /// Guests that were dead at the end.
+    pub(crate) guests_dead: usize,
+    /// Seconds from the first guest's start to the last guest's first full round.
+    pub(crate) first_round_seconds: f64,
+    /// Seconds of merging.
+    pub(crate) merge_seconds: f64,
+    /// Used memory above the host's level before merging, MiB.
+    pub(crate) used_before_mib: f64,
+    /// The same at the end.
+    pub(crate) used_after_mib: f64,
+    /// 1 − after / before.
+    pub(crate) saved_fraction: f64,
+    /// CPU time that merging has taken, seconds.
+    pub(crate) cpu_seconds: f64,
+    /// CPU time for each merged page, µs. It includes the later scans, so it grows with the time of
+    /// the demo.
+    pub(crate) us_per_merged_page: f64,
+    /// Files verified by the guests.
+    pub(crate) integrity_checks: u64,
+    /// Files found wrong.
+    pub(crate) integrity_failures: u64,
+    /// The daemon's counters at the end.
+    #[serde(flatten)]
+    pub(crate) counters: Counters,
+}
+
+/// As in [`HostMetrics`].
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct Counters {
+    pages_shared: u64,
+    pages_sharing: u64,
+    pages_zero: u64,
+    pages_recycled: u64,
+    pages_recycled_total: u64,
+    /// Bytes.
+    general_profit: i64,
+}
+
+impl From<&HostMetrics> for Counters {
+    fn from(metrics: &HostMetrics) -> Self {
+        let &HostMetrics { pages_shared, pages_sharing, pages_zero, pages_recycled, .. } = metrics;
+        let &HostMetrics { pages_recycled_total, general_profit, .. } = metrics;
+        Self { pages_shared, pages_sharing, pages_zero, pages_recycled, pages_recycled_total, general_profit }
+    }
+}
+
+impl Summary {
+    /// # Errors
+    /// If the figures mean nothing.
+    pub(crate) fn verdict(&self) -> Result<()> {
+        ensure!(self.passed, "a guest died or found a wrong byte: the figures mean nothing");
+        Ok(())
+    }
+
+    /// Prints it as text, of guests with so many MiB.
+    pub(crate) fn print(&self, memory_mib: u32) -> Result<()> {
+        let (before, after, counters) = (self.used_before_mib, self.used_after_mib, &self.counters);
+        output::line!(
+            "\n{} guests of {} MiB, booted and verified after {:.0} s, merged for {:.0} s",
+            self.guests,
+            memory_mib,
+            self.first_round_seconds,
+            self.merge_seconds
+        )?;
+        output::line!(
+            "  used memory  {before:.0} MiB before, {after:.0} MiB after: {:.1} % saved",
+            100.0 * self.saved_fraction
+        )?;
+        output::line!(
+            "  pages        {} shared, {} sharing, {} zero, {} recycled ({} in all); general profit {}",
+            counters.pages_shared,
+            counters.pages_sharing,
+            counters.pages_zero,
+            counters.pages_recycled,
+            counters.pages_recycled_total,
+            size(counters.general_profit)
+        )?;
+        output::line!(
+            "  CPU          {:.1} s, {:.1} µs for each page merged",
+            self.cpu_seconds,
+            self.us_per_merged_page
+        )?;
+        output::line!(
+            "  integrity    {} files checked, {} wrong, {} guests dead: {}",
+            self.integrity_checks,
+            self.integrity_failures,
+            self.guests_dead,
+            if self.passed { "PASS" } else { "FAIL" }
+        )?;
+        Ok(())
+    }
+}
+
+/// Where the live view goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum To {
+    Stdout,
+    /// Standard output is left to the summary in JSON.
+    Stderr,
+}
+
+/// The live view.
 pub(crate) struct View {
     terminal: bool,
-    to_stderr: bool,
+    to: To,
     heading: String,
     phase: &'static str,
     since: Instant,
@@ -30,12 +137,15 @@ pub(crate) struct View {
 }
 
 impl View {
-    pub(crate) fn new(options: &Options) -> Self {
-        let terminal = if options.json { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
+    pub(crate) fn new(to: To, heading: String) -> Self {
+        let terminal = match to {
+            To::Stdout => std::io::stdout().is_terminal(),
+            To::Stderr => std::io::stderr().is_terminal(),
+        };
         Self {
             terminal,
-            to_stderr: options.json,
-            heading: format!("{} guests of {} MiB", options.guests, options.guest.memory),
+            to,
+            heading,
             phase: "",
             since: Instant::now(),
             limit: Duration::ZERO,
@@ -93,13 +203,13 @@ impl View {
         if let Some(status) = status {
             let _ = writeln!(
                 text,
-                "  CPU spent {:8.1} s    shared {}  sharing {}  zero {}  recycled {}  profit {} MiB",
+                "  CPU spent {:8.1} s    shared {}  sharing {}  zero {}  recycled {}  profit {}",
                 status.cpu_seconds(),
                 status.pages_shared,
                 status.pages_sharing,
                 status.pages_zero,
                 status.pages_recycled,
-                status.general_profit >> 20
+                size(status.general_profit)
             );
         }
         text.push_str("\n  guest  files checked  verdict\n");
@@ -127,9 +237,9 @@ impl View {
 
     /// Writes `text`. A closed pipe is no error: the reader may have ended.
     fn write(&self, text: &str) {
-        match self.to_stderr {
-            true => drop(std::io::stderr().write_all(text.as_bytes())),
-            false => drop(output::stdout::control(text)),
+        match self.to {
+            To::Stderr => drop(std::io::stderr().write_all(text.as_bytes())),
+            To::Stdout => drop(output::stdout::control(text)),
         }
     }
 }
@@ -137,46 +247,4 @@ impl View {
 fn percent_saved(used: f64, before: f64) -> f64 {
     // Adding zero turns -0, which would be printed with its sign, into 0.
     (100.0 * (1.0 - used / before)).round() + 0.0
-}
-
-/// Prints the summary on standard output: one JSON object, or text.
-pub(crate) fn print_summary(summary: &Summary, options: &Options) -> Result<()> {
-    if options.json {
-        output::line!("{}", serde_json::to_string(summary)?)?;
-        return Ok(());
-    }
-    let Summary { used_before_mib: before, used_after_mib: after, .. } = summary;
-    output::line!(
-        "\n{} guests of {} MiB, booted and verified after {:.0} s, merged for {:.0} s",
-        summary.guests,
-        options.guest.memory,
-        summary.first_round_seconds,
-        summary.merge_seconds
-    )?;
-    output::line!(
-        "  used memory  {before:.0} MiB before, {after:.0} MiB after: {:.1} % saved",
-        100.0 * summary.saved_fraction
-    )?;
-    output::line!(
-        "  pages        {} shared, {} sharing, {} zero, {} recycled ({} in all); general profit {} MiB",
-        summary.pages_shared,
-        summary.pages_sharing,
-        summary.pages_zero,
-        summary.pages_recycled,
-        summary.pages_recycled_total,
-        summary.general_profit >> 20
-    )?;
-    output::line!(
-        "  CPU          {:.1} s, {:.1} µs for each page merged",
-        summary.cpu_seconds,
-        summary.us_per_merged_page
-    )?;
-    output::line!(
-        "  integrity    {} files checked, {} wrong, {} guests dead: {}",
-        summary.integrity_checks,
-        summary.integrity_failures,
-        summary.guests_dead,
-        if summary.passed { "PASS" } else { "FAIL" }
-    )?;
-    Ok(())
 }

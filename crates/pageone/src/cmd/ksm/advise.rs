@@ -16,6 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::report::Reporter;
 use super::scanner::Scanner;
+use crate::cmd::Json;
 use crate::{Code, Coded};
 
 /// Options of `pageone ksm advise`.
@@ -42,9 +43,8 @@ pub(crate) struct Args {
     /// Say what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// One JSON object for each decision
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 impl Args {

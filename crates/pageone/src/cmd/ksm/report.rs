@@ -6,18 +6,19 @@ use anyhow::Result;
 use governor::{Cause, Decision};
 use serde_json::json;
 
+use crate::cmd::Json;
+
 /// Least time between two lines about decisions within a scan, which come many times a second.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Prints decisions.
 pub(crate) struct Reporter {
-    json: bool,
+    json: Json,
     last: Option<Duration>,
 }
 
 impl Reporter {
-    /// Prints text, or JSON with one object a line.
-    pub(crate) fn new(json: bool) -> Self {
+    pub(crate) fn new(json: Json) -> Self {
         Self { json, last: None }
     }
 
@@ -32,11 +33,7 @@ impl Reporter {
             return Ok(());
         }
         self.last = Some(at);
-        match self.json {
-            true => output::line!("{}", as_json(at, decision))?,
-            false => output::line!("{:.1} s: {decision}", at.as_secs_f64())?,
-        }
-        Ok(())
+        self.json.line(&as_json(at, decision), || format!("{:.1} s: {decision}", at.as_secs_f64()))
     }
 }
 

@@ -8,12 +8,13 @@ use control::units::size;
 use kmem::ksm::{Ksm, Ksmd, ProcessStat, Snapshot, process_stat};
 use serde::Serialize;
 
+use crate::cmd::Json;
+
 /// Options of `pageone ksm status`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// KSM's state. Names are the kernel's; values that this kernel does not have are missing.
@@ -55,12 +56,7 @@ struct Process {
 /// Prints KSM's state.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let report = Report::take(&super::open()?)?;
-    if args.json {
-        output::line!("{}", serde_json::to_string_pretty(&report)?)?;
-    } else {
-        output::put!("{}", report.text())?;
-    }
-    Ok(())
+    args.json.print(&report, || report.text())
 }
 
 impl Report {

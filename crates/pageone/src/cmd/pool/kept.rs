@@ -1,82 +1,77 @@
 //! The checkpoints that a pool keeps.
 
 use anyhow::Result;
-use checkpoint::{Catalog, OpenError};
+use checkpoint::{Catalog, Checkpoint, OpenError};
+use control::units::size;
 use mpool::{Access, BLOCK, Pool};
+use output::text::printable;
 use serde_json::json;
 
-use super::{Names, size};
+use super::Names;
+use crate::cmd::Json;
 
 /// Lists the checkpoints.
-pub(super) fn ls(names: &Names, pool: &str, as_json: bool) -> Result<()> {
+pub(super) fn ls(names: &Names, pool: &str, json: Json) -> Result<()> {
     let own = |pool: Pool| -> Result<_> { Ok(Catalog::open(&pool)?.checkpoints().to_vec()) };
     let all = names.read(pool, own, checkpoint::serve::list)?;
-    if as_json {
-        output::line!("{}", serde_json::to_string_pretty(&all)?)?;
-        return Ok(());
-    }
-    output::line!("{:<24} {:>12} {:>10} {:>10}  source", "checkpoint", "created", "memory", "stored")?;
-    for c in &all {
-        let stored = size((c.new_pages + c.map_pages) * BLOCK as u64);
-        output::line!("{:<24} {:>12} {:>10} {stored:>10}  {}", c.name, c.created, size(c.bytes()), c.source)?;
-    }
-    Ok(())
+    json.print(&all, || {
+        let line = |[name, created, memory, stored, source]: [&str; 5]| {
+            format!("{name:<24} {created:>19} {memory:>8} {stored:>8}  {source}\n")
+        };
+        let one = |c: &Checkpoint| {
+            line([&c.name, &date(c.created), &size(c.bytes()), &size(c.stored_bytes()), &printable(&c.source)])
+        };
+        all.iter().fold(line(["checkpoint", "created", "memory", "stored", "source"]), |text, c| text + &one(c))
+    })
+}
+
+/// Seconds since 1970 as date and time on this host.
+pub(crate) fn date(seconds: u64) -> String {
+    monitor::clock::date(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000))
 }
 
 /// Shows what the checkpoints hold.
-pub(super) fn du(pool: &Pool, as_json: bool) -> Result<()> {
+pub(super) fn du(pool: &Pool, json: Json) -> Result<()> {
     let catalog = Catalog::open(pool)?;
     let usage = catalog.usage();
     let logical: u64 = catalog.checkpoints().iter().map(|c| c.bytes()).sum();
     let physical: u64 = pool.usage()?.classes.iter().map(|c| c.used_bytes).sum();
     let bytes = |pages: u64| pages * BLOCK as u64;
     let held = |name: &str| usage.checkpoints.get(name).copied();
-    if as_json {
-        let one = |c: &checkpoint::Checkpoint| {
-            json!({
-                "name": c.name, "logical_bytes": c.bytes(), "new_bytes": bytes(c.new_pages),
-                "alone_bytes": held(&c.name).map(|held| bytes(held.alone)),
-                "rm_frees_bytes": held(&c.name).map(|held| bytes(held.freed)),
-            })
+    let alone = |c: &Checkpoint| held(&c.name).map(|held| bytes(held.alone));
+    let freed = |c: &Checkpoint| held(&c.name).map(|held| bytes(held.freed));
+    let one = |c: &Checkpoint| {
+        json!({
+            "name": c.name, "logical_bytes": c.bytes(), "new_bytes": bytes(c.new_pages),
+            "alone_bytes": alone(c), "rm_frees_bytes": freed(c),
+        })
+    };
+    let out = json!({
+        "logical_bytes": logical, "physical_bytes": physical, "repack_frees_bytes": bytes(usage.repack),
+        "compressed_bytes": bytes(usage.compressed), "compressed_to_bytes": usage.compressed_bytes,
+        "checkpoints": catalog.checkpoints().iter().map(one).collect::<Vec<_>>(),
+    });
+    json.print(&out, || {
+        let part = |(what, bytes): &(&str, Option<u64>)| {
+            let size = bytes.map_or("unreadable".into(), size);
+            format!("  {what} {size:>8}")
         };
-        let all: Vec<_> = catalog.checkpoints().iter().map(one).collect();
-        let repack = bytes(usage.repack);
-        let out = json!({
-            "logical_bytes": logical, "physical_bytes": physical, "repack_frees_bytes": repack,
-            "compressed_bytes": bytes(usage.compressed), "compressed_to_bytes": usage.compressed_bytes,
-            "checkpoints": all,
-        });
-        output::line!("{out}")?;
-        return Ok(());
-    }
-    for c in catalog.checkpoints() {
-        let of = |pages: Option<u64>| pages.map_or("unreadable".to_owned(), |pages| size(bytes(pages)));
-        let (alone, freed) = (held(&c.name).map(|held| held.alone), held(&c.name).map(|held| held.freed));
-        output::line!(
-            "{:<24} memory {:>10}  new {:>10}  alone {:>10}  rm frees {:>10}",
-            c.name,
-            size(c.bytes()),
-            size(bytes(c.new_pages)),
-            of(alone),
-            of(freed)
-        )?;
-    }
-    output::line!(
-        "{:<24} memory {:>10}  on the media {:>10}  repack frees {:>10}",
-        "all",
-        size(logical),
-        size(physical),
-        size(bytes(usage.repack))
-    )?;
-    if usage.compressed > 0 {
-        output::line!(
-            "{:<24} memory {:>10}  on the media {:>10}",
-            "of that compressed",
-            size(bytes(usage.compressed)),
-            size(usage.compressed_bytes)
-        )?;
-    }
-    Ok(())
+        let line = |name: &str, parts: &[(&str, Option<u64>)]| {
+            format!("{name:<22}{}\n", parts.iter().map(part).collect::<String>())
+        };
+        let mut text = String::new();
+        for c in catalog.checkpoints() {
+            let new = ("new", Some(bytes(c.new_pages)));
+            text += &line(&c.name, &[("memory", Some(c.bytes())), new, ("alone", alone(c)), ("rm frees", freed(c))]);
+        }
+        let frees = ("repack frees", Some(bytes(usage.repack)));
+        text += &line("all", &[("memory", Some(logical)), ("on the media", Some(physical)), frees]);
+        if usage.compressed > 0 {
+            let media = ("on the media", Some(usage.compressed_bytes));
+            text += &line("of that compressed", &[("memory", Some(bytes(usage.compressed))), media]);
+        }
+        text
+    })
 }
 
 /// Removes a checkpoint.

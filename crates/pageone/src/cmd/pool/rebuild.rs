@@ -2,23 +2,25 @@
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
+use control::units::size;
 use mpool::{Pool, Rebuild};
 
-use super::size;
-
-/// Rebuilds a pool.
-pub(super) fn run(path: &Path, yes: bool, how: Rebuild) -> Result<()> {
+/// What it would do.
+pub(super) fn warning(path: &Path, how: &Rebuild) -> String {
     let space = match how.free_lost {
         true => "frees the space that may belong to lost mblocks, for good",
         false => "keeps the space that may belong to lost mblocks",
     };
-    ensure!(
-        yes,
+    format!(
         "this writes the superblocks and the metadata of {} anew, from what can be read of them, and {space}; copy the \
          directory first if you can, look at what is left with `pageone pool check --salvage`, then say --yes",
         path.display()
-    );
+    )
+}
+
+/// Rebuilds a pool.
+pub(super) fn run(path: &Path, how: Rebuild) -> Result<()> {
     let rebuilt = Pool::rebuild(path, how)?;
     for damage in &rebuilt.damage {
         output::line!("{damage}")?;

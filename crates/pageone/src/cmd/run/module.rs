@@ -14,6 +14,7 @@ use guests::words::options;
 use kmem::pageonefs::MountInfo;
 use rustix::fs::Access;
 
+use super::Start;
 use crate::paths;
 
 /// How a mount is made, for messages. Those who may make files in it share with each other: so it
@@ -22,7 +23,7 @@ pub(crate) const MOUNT: &str = "install the package pageone-pageonefs-dkms, mkdi
                                 domain=guests,huge=advise,size=90%,mode=0700,uid=USER none /mnt/pageone";
 
 /// Adds words to `command`, which starts the program. `domain`: of the mount that is to be taken.
-/// `dir`: the daemon's directory, if it was named. `no_start`: no daemon is to be started.
+/// `dir`: the daemon's directory, if it was named.
 ///
 /// # Errors
 ///
@@ -32,7 +33,7 @@ pub(super) fn prepare(
     program: &[OsString],
     domain: Option<&str>,
     dir: Option<PathBuf>,
-    no_start: bool,
+    start: Start,
 ) -> Result<()> {
     let name = Path::new(&program[0]).file_name().unwrap_or(&program[0]).to_string_lossy();
     ensure!(
@@ -71,17 +72,7 @@ pub(super) fn prepare(
             "memory-backend=pageone-ram",
         ]);
     }
-    start_daemon(dir, no_start)
-}
-
-/// Whether the daemon can punch what the guest frees. `prepared`: its RAM lies in a mount.
-///
-/// # Errors
-///
-/// It cannot.
-pub(super) fn check_for_recycling(prepared: bool) -> Result<()> {
-    ensure!(prepared, "its RAM does not lie in a mount of pageonefs");
-    Ok(())
+    start_daemon(dir, start)
 }
 
 /// The mount of this domain; the only one if none is named.
@@ -123,9 +114,9 @@ fn is_in(words: &[String], mount: &Path) -> bool {
 }
 
 /// Starts a daemon where none answers and this account may: files are managed by root's.
-fn start_daemon(dir: Option<PathBuf>, no_start: bool) -> Result<()> {
+fn start_daemon(dir: Option<PathBuf>, start: Start) -> Result<()> {
     let candidates = paths::candidates(dir);
-    if super::running(&candidates).is_some() || no_start {
+    if super::running(&candidates).is_some() || start == Start::Never {
         return Ok(());
     }
     ensure!(
@@ -180,17 +171,10 @@ mod tests {
     }
 
     #[test]
-    fn free_pages_are_punched_where_the_ram_lies_in_a_mount() {
-        assert!(check_for_recycling(true).is_ok());
-        let why = check_for_recycling(false).unwrap_err().to_string();
-        assert!(why.contains("does not lie in a mount of pageonefs"));
-    }
-
-    #[test]
     fn another_program_and_words_without_text_are_refused() {
         let refuse = |program: &[&str]| {
             let program: Vec<OsString> = program.iter().map(OsString::from).collect();
-            prepare(&mut Command::new("true"), &program, None, None, true).unwrap_err().to_string()
+            prepare(&mut Command::new("true"), &program, None, None, Start::Never).unwrap_err().to_string()
         };
         assert!(refuse(&["/bin/sh"]).contains("--backend module is for QEMU's x86-64 guests, and sh is not QEMU"));
     }

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use checkpoint::{Catalog, Store};
+use control::units::size;
 use mpool::Access;
 use output::OutputFile;
 use snapshot::archive::{self, Exported};
 
 use super::Which;
 use crate::cmd::Force;
-use crate::cmd::pool::{Names, size};
+use crate::cmd::pool::Names;
 
 /// Options of `pageone snapshot export`.
 #[derive(clap::Args)]
@@ -76,7 +77,7 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
         args.name.as_deref(),
         args.disks.as_deref(),
     )?;
-    let memory = about.regions.iter().map(|(_, len)| len).sum();
+    let memory: u64 = about.regions.iter().map(|(_, len)| len).sum();
     output::line!("{}: {} of memory, {} disks", about.name, size(memory), about.description.disks.len())?;
     Ok(())
 }

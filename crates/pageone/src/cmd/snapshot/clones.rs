@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use checkpoint::{Catalog, Image, ReadError};
 use kmem::ksm::{self, Ksm};
 use kmem::procfs;
@@ -83,7 +82,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     // It is loaded while the page server starts.
     let template = (args.count > 1 && !args.merge).then(|| template(&record));
     let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);
-    let environment = || run::agent(args.domain.as_deref(), HugePages::default(), dir.clone(), false);
+    let environment = || run::agent(args.domain.as_deref(), HugePages::default(), dir.clone(), run::Start::IfNone);
     let environment = args.merge.then(environment).transpose().context("the guests cannot be merged")?;
     let files = directory(args.files.as_deref(), dir)?;
     let working_set = files.join(format!(".working-set-{}", label.replace('/', "-")));
@@ -92,8 +91,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (mut source, server) = match environment {
         Some(environment) => {
             let name = format!("{label} {}", args.domain.as_deref().unwrap_or_default());
-            let segments = Segments::of(&Image::of_lease(&lease)?, &name)?;
-            (Source::Segments(Box::new(segments), environment), None)
+            (Source::Segments(Box::new(Segments::of(&Image::of_lease(&lease)?, &name)?), environment), None)
         }
         None => {
             let (file, server) = ram((&pool, &args.snapshot.name), lease, Some(&working_set))?;
@@ -106,12 +104,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         signal_hook::flag::register(signal, flag.clone())?;
     }
     let mut watch = Watch::new(server, renew);
-    let loaded = |template: Template| template.wait().map(|()| template).map_err(|error| error.to_string());
-    let template = template.and_then(|template| {
-        let why = |why: &String| output::note!("each guest loads QEMU for itself: {why}");
-        template.and_then(loaded).inspect_err(why).ok()
-    });
-    let attached = args.count == 1;
+    let template = template.and_then(loaded);
     let own;
     let ram = match &source {
         Source::Segments(segments, environment) => {
@@ -121,27 +114,35 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         }
         Source::File(file) => Ram::Shared(file),
     };
-    let template = template.as_ref();
+    let (attached, template) = (args.count == 1, template.as_ref());
     let options = Options { record: &record, ram, extra: &args.extra, force: args.force, attached, template };
-    let directories: Vec<PathBuf> = (1..=args.count)
-        .map(|number| {
-            files.join(format!("{}-{}-{number}", snapshot::file_name(&args.snapshot.name), std::process::id()))
-        })
-        .collect();
-    let start_all = || {
-        std::thread::scope(|scope| {
-            if let Ram::Shared(file) = ram {
-                scope.spawn(|| memory::prefetch(file, &working_set));
-            }
-            let threads: Vec<_> =
-                directories.iter().map(|directory| scope.spawn(|| one(&options, directory))).collect();
-            let join = |thread: ScopedJoinHandle<'_, Result<Started>>| thread.join().unwrap_or_else(|_| panicked());
-            threads.into_iter().map(join).collect::<Vec<_>>()
-        })
-    };
-    let started = watch.during(start_all).unwrap_or_else(|| vec![panicked()]);
-    let (mut clones, mut failed) = (Vec::new(), Vec::new());
-    let mut clocks = Vec::new();
+    let name = format!("{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
+    let directories: Vec<PathBuf> = (1..=args.count).map(|number| files.join(format!("{name}-{number}"))).collect();
+    let start = || start_all(&options, &directories, &working_set);
+    let (mut clones, failed) = watch.during(start).unwrap_or_else(|| (Vec::new(), vec![panicked()]));
+    wait(&mut clones, &ends, &mut watch, &mut source);
+    drop(held);
+    if args.rm {
+        directories.iter().for_each(|directory| remove(directory));
+    }
+    let (all, count) = (failed.len(), args.count);
+    match failed.into_iter().next() {
+        Some(error) if count == 1 => Err(error),
+        Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
+        None => Ok(()),
+    }
+}
+
+/// Starts a clone for each directory. Gives those that run, and why the others do not.
+fn start_all(options: &Options<'_>, directories: &[PathBuf], working_set: &Path) -> (Vec<Clone>, Vec<anyhow::Error>) {
+    let started: Vec<Result<Started>> = std::thread::scope(|scope| {
+        if let Ram::Shared(file) = options.ram {
+            scope.spawn(|| memory::prefetch(file, working_set));
+        }
+        let threads: Vec<_> = directories.iter().map(|directory| scope.spawn(|| one(options, directory))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
+    });
+    let (mut clones, mut failed, mut clocks) = (Vec::new(), Vec::new(), Vec::new());
     for clone in started {
         match clone {
             Ok((clone, clock)) => {
@@ -157,17 +158,13 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             "the clocks of {count} guests stand at the snapshot's time ({why}): their time daemon must set them"
         );
     }
-    wait(&mut clones, &ends, &mut watch, &mut source);
-    drop(held);
-    if args.rm {
-        directories.iter().for_each(|directory| remove(directory));
-    }
-    let (all, count) = (failed.len(), args.count);
-    match failed.into_iter().next() {
-        Some(error) if count == 1 => Err(error),
-        Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
-        None => Ok(()),
-    }
+    (clones, failed)
+}
+
+/// The template, when QEMU is loaded in it; else says why it is not.
+fn loaded(template: Result<Template, String>) -> Option<Template> {
+    let wait = |template: Template| template.wait().map(|()| template).map_err(|error| error.to_string());
+    template.and_then(wait).inspect_err(|why| output::note!("each guest loads QEMU for itself: {why}")).ok()
 }
 
 /// QEMU, loaded for all guests; or why it cannot be.
@@ -228,8 +225,8 @@ enum Source {
 /// A clone, and why its clock is not set.
 type Started = (Clone, Option<String>);
 
-fn panicked() -> Result<Started> {
-    bail!("starting a clone panicked")
+fn panicked() -> anyhow::Error {
+    anyhow!("starting a clone panicked")
 }
 
 /// A snapshot that can be read although its pool is not open, so that others can write to that.
@@ -297,7 +294,7 @@ fn one(options: &Options<'_>, directory: &Path) -> Result<Started> {
 }
 
 /// The page server: its process reads the snapshot's pages for the kernel.
-pub(super) fn serve(lease: i32, record: Option<&Path>) -> Result<()> {
+pub(crate) fn serve(lease: i32, record: Option<&Path>) -> Result<()> {
     // The lease is the descriptor that was inherited, which stays open: this is another one of the
     // same file.
     let image = || -> Result<Image> { Ok(Image::of_lease(&File::open(format!("/proc/self/fd/{lease}"))?)?) };

@@ -8,6 +8,7 @@ use mpool::Access;
 use serde_json::json;
 use snapshot::keep::Rule;
 
+use crate::cmd::Json;
 use crate::cmd::pool::Names;
 use crate::exit::{Code, Coded};
 
@@ -36,9 +37,8 @@ pub(crate) struct Args {
     /// Say what would be removed, and remove nothing
     #[arg(long)]
     dry_run: bool,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Removes what is not kept. Snapshots of one guest are those with the same `-uuid` or `-name`, or
@@ -74,14 +74,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
             catalog.remove(name)?;
         }
     }
-    if args.json {
-        output::line!("{}", json!({ "kept": kept, "removed": removed, "dry_run": args.dry_run }))?;
-        return Ok(());
-    }
-    let word = if args.dry_run { "would remove" } else { "removed" };
-    for name in &removed {
-        output::line!("{word} {name}")?;
-    }
-    output::line!("{} kept, {} {word}", kept.len(), removed.len())?;
-    Ok(())
+    args.json.line(&json!({ "kept": kept, "removed": removed, "dry_run": args.dry_run }), || {
+        let word = if args.dry_run { "would remove" } else { "removed" };
+        let each: String = removed.iter().map(|name| format!("{word} {name}\n")).collect();
+        format!("{each}{} kept, {} {word}", kept.len(), removed.len())
+    })
 }

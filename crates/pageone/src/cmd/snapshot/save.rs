@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use checkpoint::{Catalog, Phases, Source, Store, TakeError, Warning};
-use mpool::{Access, BLOCK};
-use serde_json::json;
+use checkpoint::{Catalog, Phases, Source, Store, Warning};
+use control::units::size;
+use mpool::Access;
 use snapshot::save::{Guest, Options, SaveError};
 
 use super::recycling;
-use crate::cmd::checkpoint::{Daemon, explain};
-use crate::cmd::pool::{Names, size};
+use crate::cmd::Json;
+use crate::cmd::checkpoint::{Daemon, explain, report};
+use crate::cmd::pool::Names;
 use crate::paths;
 
 /// Options of `pageone snapshot save`.
@@ -34,9 +35,8 @@ pub(crate) struct Args {
     /// Read and compare all of the memory, also what has not changed since the last snapshot
     #[arg(long)]
     full: bool,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Stores a guest.
@@ -68,14 +68,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard };
     let options = Options { name: name.clone(), ram };
     let warn = &mut |warning: &Warning| output::note!("{warning}");
-    let failed = |e: SaveError| {
-        let is_full = match &e {
-            SaveError::Take(e) => TakeError::is_full(e),
-            SaveError::Store(e) => e.is_full(),
-            _ => false,
-        };
-        explain(e.into(), is_full, &args.to).context(format!("snapshot {name} was not stored"))
-    };
+    let failed = |e: SaveError| explain(e.into(), &args.to).context(format!("snapshot {name} was not stored"));
     let saved = match source {
         Some(mut source) => {
             let daemon = Daemon::ask(paths::candidates(dir), &source)?;
@@ -91,25 +84,5 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             saved
         }
     };
-    let stored = (saved.checkpoint.new_pages + saved.checkpoint.map_pages) * BLOCK as u64;
-    let (seconds, pause_ms) = (start.elapsed().as_secs_f64(), saved.taken.pause.as_secs_f64() * 1e3);
-    if args.json {
-        let phases: serde_json::Map<_, _> =
-            phases.seconds().iter().map(|&(name, seconds)| (name.into(), seconds.into())).collect();
-        let out = json!({
-            "name": name, "memory_bytes": saved.checkpoint.bytes(), "stored_bytes": stored, "stream_bytes": saved.stream,
-            "seconds": seconds, "pause_ms": pause_ms, "rounds": saved.taken.rounds,
-            "pages_in_pause": saved.taken.in_pause, "pages_unchanged": saved.taken.unchanged, "phases": phases,
-        });
-        output::line!("{out}")?;
-    } else {
-        output::line!(
-            "{name}: {} of memory, {} stored, devices {}, {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
-            size(saved.checkpoint.bytes()),
-            size(stored),
-            size(saved.stream as u64),
-            saved.taken.rounds
-        )?;
-    }
-    Ok(())
+    report(args.json, (&saved.checkpoint, &saved.taken), Some(saved.stream), start, &phases)
 }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use checkpoint::Image;
+use control::units::size;
 use mpool::{AlignedBuf, BLOCK};
 use snapshot::clone::{Options, Ram, start};
 
 use super::Which;
 use super::clones::{self, Leased, Watch};
-use crate::cmd::pool::size;
 
 /// Pages that are read at once.
 const AT_ONCE: u64 = 256;

@@ -243,7 +243,10 @@ fn in_place(directory: &OwnedFd, name: &OsStr, path: &Path, existing: Existing) 
         FileType::Directory => return Err(other("a directory")),
         _ => return Err(other("a socket")),
     }
-    let opened = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+    let opened = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Err(other("a link to nothing")),
+        opened => opened.map_err(|e| failed(e.into()))?,
+    };
     let stat = rustix::fs::fstat(&opened).map_err(|e| failed(e.into()))?;
     match FileType::from_raw_mode(stat.st_mode) {
         // What is there goes on where it is.

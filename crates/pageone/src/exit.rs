@@ -1,7 +1,5 @@
 //! The exit codes of `pageone`: the kind of a failure. The error says what failed and what to do.
 
-use std::fmt;
-
 use control::client;
 use guests::FindError;
 
@@ -90,16 +88,9 @@ pub(crate) fn help() -> String {
 }
 
 /// An error with an exit code of its own.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{1}")]
 pub(crate) struct Coded(pub(crate) Code, pub(crate) String);
-
-impl fmt::Display for Coded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.1)
-    }
-}
-
-impl std::error::Error for Coded {}
 
 #[cfg(test)]
 mod tests {

@@ -293,7 +293,7 @@ impl<'a> Demo<'a> {
     fn tick(&mut self, before: Option<f64>, status: Option<&HostMetrics>) -> Result<f64> {
         let until = Instant::now() + self.tick;
         while Instant::now() < until {
-            if self.interrupted.came() {
+            if self.interrupted.flag.load(Ordering::Relaxed) {
                 bail!("interrupted");
             }
             std::thread::sleep(NAP);
@@ -375,10 +375,6 @@ impl Interrupt {
             .collect::<std::io::Result<_>>()
             .context("cannot catch SIGINT and SIGTERM")?;
         Ok(Self { flag, handlers })
-    }
-
-    fn came(&self) -> bool {
-        self.flag.load(Ordering::Relaxed)
     }
 }
 

@@ -14,8 +14,6 @@ mod budget;
 pub(crate) mod changes;
 mod credit;
 pub(crate) mod digests;
-mod direct_io;
-mod dirty_rate;
 mod flight;
 pub(crate) mod link;
 pub(crate) mod memory;
@@ -24,6 +22,7 @@ mod recycling;
 mod refusals;
 pub(crate) mod requests;
 pub(crate) mod scanning;
+mod schedule;
 pub(crate) mod send;
 mod settle;
 pub(crate) mod sweeps;
@@ -44,15 +43,13 @@ use self::apply::Rest;
 pub(crate) use self::apply::{Next, add_region};
 use self::budget::Budget;
 use self::digests::Answers;
-use self::direct_io::DirectIo;
-use self::dirty_rate::DirtyRate;
 use self::flight::Flight;
 use self::link::{Link, Tracking};
 use self::memory::Memory;
 pub(crate) use self::protocol::ProtocolError;
 use self::refusals::Refusals;
 use self::requests::Requests;
-use self::scanning::UnderScan;
+use self::schedule::Schedule;
 use self::sweeps::Sweeps;
 use self::watch::Observers;
 use crate::core::content::frame::Frame;
@@ -99,22 +96,6 @@ pub(crate) struct Detach {
     pub(crate) errno: Option<i32>,
     /// Pages that left management, in a detach or before, and may map frames.
     pub(crate) retained: u64,
-}
-
-/// When a client is scanned, and when copies end their cooldown.
-pub(crate) struct Schedule {
-    /// A scan before this time would take too great a part of the time.
-    pub(crate) next_scan: Instant,
-    /// When its pages are looked through again for frames that are evacuated.
-    pub(crate) next_walk: Instant,
-    /// What its scans find written.
-    pub(crate) dirty: DirtyRate,
-    /// When the cooldown period of copies began; see [`crate::core::ledger`].
-    pub(crate) cooldown_began: Instant,
-    /// Whether all its pages cool down.
-    pub(crate) direct_io: DirectIo,
-    /// A scan that is under way, without the lock.
-    scanning: Option<UnderScan>,
 }
 
 pub(crate) struct State {
@@ -190,18 +171,10 @@ impl Client {
     /// `segments`: those whose descriptors its agent has.
     pub(crate) fn new(identity: Identity, segments: HashSet<SegmentId>) -> Self {
         let maps = kmem::procfs::count_maps(Some(identity.pid)).unwrap_or(0) as u32;
-        let now = Instant::now();
         let state = State {
             link: Link::Connected,
             tracking: Tracking::Complete,
-            schedule: Schedule {
-                next_scan: now,
-                next_walk: now,
-                dirty: DirtyRate::default(),
-                cooldown_began: now,
-                direct_io: DirectIo::default(),
-                scanning: None,
-            },
+            schedule: Schedule::new(Instant::now()),
             regions: BTreeMap::new(),
             flight: Flight::new(segments),
             refusals: Refusals::default(),

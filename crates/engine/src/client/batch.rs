@@ -49,9 +49,8 @@ impl PlannedRun {
     }
 }
 
-/// What an agent was told to do and has not reported on to the end. Which of its pages are settled
-/// is noted here and not read off the ledger: a page that was predicted wrong can be under way
-/// again, in a later batch, before this one is over.
+/// What an agent was told to do and has not reported on. Which pages are settled is noted here: a
+/// page that was predicted wrong can be under way again in a later batch.
 pub(crate) struct Batch {
     pub(crate) region: RegionId,
     pub(crate) runs: Vec<PlannedRun>,

@@ -44,9 +44,8 @@ struct Part {
     _segment: Arc<Segment>,
 }
 
-/// The parts of a client's regions that map segments of its domain. Frames that the client maps
-/// elsewhere are pinned: they left management in place, and the agent's word of it
-/// ([`wire::ToDaemon::Retained`]) may have been lost with the connection.
+/// The parts of a client's regions that map segments of its domain. Frames that it maps elsewhere
+/// are pinned: the agent's word of it ([`wire::ToDaemon::Retained`]) may be lost.
 fn mapped_parts(client: &Client, maps: Maps) -> std::io::Result<Vec<Part>> {
     let mut parts = Vec::new();
     let state = client.state();

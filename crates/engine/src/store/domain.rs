@@ -164,9 +164,8 @@ impl Domain {
         xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed.get())
     }
 
-    /// The key of a page in the index: its digest, and where nodes are kept apart its node, so that
-    /// contents of two nodes are two contents. Pages of zeros take no memory of any node.
-    /// `None`: the node is not known, and without it the page has no key.
+    /// The key of a page in the index: its digest and, where nodes are kept apart and it is not
+    /// zeros, its node. `None`: the node is not known, so there is no key.
     pub(crate) fn key_of(&self, digest: u64, node: Option<u32>) -> Option<u64> {
         match node {
             _ if digest == self.zero_digest || !self.store.by_node => Some(digest),
@@ -204,9 +203,8 @@ impl Domain {
         }
     }
 
-    /// A frame for a page whose neighbour before it has the same content and uses `before`: the
-    /// next replica. The caller is counted as its user. `None`: the replicas could not all be
-    /// made; any frame of this content will do.
+    /// The next replica, for a page behind one that has the same content and uses `before`. The
+    /// caller is counted as its user. `None`: there are too few; any frame of this content will do.
     pub(crate) fn next_replica(
         &self,
         digest: u64,

@@ -215,9 +215,8 @@ impl Store {
         self.doubted.fetch_add(1, Relaxed);
     }
 
-    /// One user less. With the last one, returns the handle that stands for the frame in the index;
-    /// the caller takes it out there and then calls [`Store::quarantine`]. `None` also for a frame
-    /// of a snapshot.
+    /// One user less. With the last one, returns the frame's handle, if it is no snapshot's; the
+    /// caller takes it out of the index and then calls [`Store::quarantine`].
     pub(crate) fn unref(&self, frame: Frame) -> Option<u32> {
         self.with(frame, |s, slot| {
             let less = |refs: u32| (refs & !PINNED != 0).then(|| refs - 1);

@@ -14,9 +14,8 @@ use crate::core::content::frame::Frame;
 
 /// How long no huge page is requested after the kernel had none.
 pub(super) const REFUSED: Duration = Duration::from_secs(10);
-/// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose free memory its
-/// host takes back (free page reporting, above all of huge pages), the host has to find it again
-/// first: 5 ms were seen. Single pages, which other programs have just used, cost less there.
+/// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose host takes free
+/// memory back, it has to be found again first: 5 ms were seen, and single pages cost less.
 const HUGE_COST: Duration = Duration::from_millis(1);
 /// After a huge page that cost more, none is requested for 20 times as long: those that merging
 /// gives back are cheap again.

@@ -116,9 +116,8 @@ impl Slot {
     }
 }
 
-/// Does something in the memory of a client of this user, which may take for ever. `None`: this
-/// worker was held up, and touches no client's memory any more. Threads that are no workers are not
-/// watched.
+/// Does something in the memory of a user's client, which may take for ever. `None`: this worker
+/// was held up, and touches no memory any more. Other threads are not watched.
 pub(crate) fn touch<R>(uid: u32, act: impl FnOnce() -> R) -> Option<R> {
     MINE.with_borrow(|mine| {
         let Some(mine) = mine else { return Some(act()) };
@@ -223,9 +222,8 @@ fn is_asleep(tid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('R'))
 }
 
-/// How long a thread of this process has run, or waited for a CPU (schedstat, in the kernel's
-/// Documentation/scheduler/sched-stats.rst). Nothing where the kernel does not count it: then all
-/// time is taken for sleep.
+/// How long a thread has run, or waited for a CPU (schedstat, in the kernel's
+/// Documentation/scheduler/sched-stats.rst); where that is not counted, all time is sleep.
 fn active(tid: i32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap_or_default();
     stat.split(' ').take(2).filter_map(|ns| ns.parse().ok()).map(Duration::from_nanos).sum()

@@ -44,10 +44,9 @@ impl StateFile {
         self.known.get(&segment).is_some_and(|d| d == domain)
     }
 
-    /// Writes the segments that exist now, without those that this daemon made and closed: no
-    /// client can hand them back, and their numbers may be used again. Those that earlier daemons
-    /// made stay known, since clients that hold them may still come. A failure is logged once, and
-    /// the next call tries again.
+    /// Writes the segments that exist, without those that this daemon made and closed, which nobody
+    /// can hand back. Those of earlier daemons stay: clients that hold them may still come. A
+    /// failure is logged once, and tried again.
     pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>, closed: &[SegmentId]) {
         let Self { known, earlier, .. } = self;
         known.retain(|segment, _| earlier.contains(segment) || !closed.contains(segment));

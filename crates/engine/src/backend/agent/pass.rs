@@ -122,9 +122,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Reads every candidate once. Each client begins at another place of its regions. Two clients
-    /// that hold the same content in the same order would else be read side by side and be first by
-    /// turns, which leaves frames of both in a pattern without runs.
+    /// Reads every candidate once. Each client begins at another place of its regions: else two
+    /// with the same contents would be first by turns, which leaves frames of both without runs.
     fn read_candidates(&mut self, buffers: &mut Buffers) -> Result<(), Stop> {
         let regions: Vec<(RegionId, u32)> = self.client.state().regions.iter().map(|(&id, r)| (id, r.pages)).collect();
         // Multiples of the golden ratio lie far apart.
@@ -148,9 +147,8 @@ impl<'a> Pass<'a> {
         result
     }
 
-    /// Predicts, and picks the next candidates of a region in `range`. Returns how many pages were
-    /// predicted, and what was picked, unless the client is not to be merged now. `None`: the
-    /// region is gone.
+    /// Predicts, and picks the next candidates in `range`. Returns how many pages were predicted,
+    /// and what was picked, if the client may be merged. `None`: the region is gone.
     fn pick(
         &mut self,
         id: RegionId,
@@ -161,13 +159,13 @@ impl<'a> Pass<'a> {
         let nodes = nodes(&self.prediction, self.client, id, range);
         let mut state = self.client.state();
         let goes_on = state.link.is_up() && !state.tracking.is_frozen() && state.refusals.why.is_none();
-        let is_idle = state.flight.is_empty();
+        let ahead = if state.flight.is_empty() { read::AHEAD } else { 0 };
         let region = state.regions.get_mut(&id)?;
         let predicted = match self.prediction.reach(range.page) {
             0 => 0,
             _ => plan_ahead(&mut self.prediction, self.client, region, range, nodes.as_deref(), plan),
         };
-        let picked = self.reader.pick(region, range, predicted, is_idle, buffers);
+        let picked = self.reader.pick(region, range, predicted, ahead, buffers);
         Some((predicted, goes_on.then_some(picked)))
     }
 

@@ -89,9 +89,8 @@ impl Plan {
         self.runs.push(PlannedRun { run: Run::one(page), target });
     }
 
-    /// Enters verdicts on pages of a region, ascending, into the client's ledger and this plan. A
-    /// page that was written since it was read is left out. Returns whether a huge page is given up
-    /// with that, so that there are new candidates.
+    /// Enters verdicts, ascending, into ledger and plan, but for pages written since they were
+    /// read. Returns whether a huge page is given up, so that there are new candidates.
     pub(super) fn record(&mut self, client: &Client, id: RegionId, verdicts: &[(PageNo, Verdict)]) -> bool {
         let mut state = client.state();
         self.min_run = state.budget.min_run;

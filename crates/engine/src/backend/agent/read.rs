@@ -21,7 +21,7 @@ use crate::world::stall::touch;
 const CHUNK: usize = 128;
 /// Pages that the agent is asked about at a time.
 const ASK: usize = 512;
-const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 2;
 /// Fewer pages than this are read from outside: asking the agent would not pay.
 const FEW: usize = 64;
 /// Pages read behind predicted ones.
@@ -110,9 +110,8 @@ impl Chunk<'_> {
     }
 }
 
-/// The NUMA nodes that pages of a client lie on, one for one; empty where nodes are not kept apart.
-/// The kernel takes no descriptor for this, only a process number. If that belongs to another
-/// program now, the nodes are wrong, and none of its memory is read.
+/// The NUMA nodes of a client's pages, one for one; empty where nodes are not kept apart. The
+/// kernel takes a process number only: of another program the nodes are wrong, and nothing is read.
 pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Option<u32>>, Stop> {
     let mut nodes = Vec::new();
     if client.domain.store.by_node
@@ -167,14 +166,14 @@ impl<'a> Reader<'a> {
     }
 
     /// Picks the next candidates of a region in `range`, behind those that were just `predicted`:
-    /// what the agent was asked about, or a chunk to read. `is_idle`: the agent may be asked about
-    /// more.
+    /// what the agent was asked about, or a chunk to read. `ahead`: how many
+    /// requests for digests may be under way.
     pub(super) fn pick(
         &mut self,
         region: &mut Region,
         range: Run,
         predicted: u32,
-        is_idle: bool,
+        ahead: usize,
         buffers: &mut Buffers,
     ) -> Picked {
         if predicted > 0 && !self.ahead.is_empty() {
@@ -203,22 +202,18 @@ impl<'a> Reader<'a> {
         let last = last.copied();
         addresses.clear();
         addresses.extend(pages.iter().map(|&page| region.address(page)));
-        let mut to_ask = Vec::new();
-        if is_idle
-            && self.digests_suffice
-            && predicted == 0
-            && let Some(last) = last
-        {
-            to_ask = self.to_ask(region, Run::between(last + 1, range.end()));
-        }
+        let to_ask = match last.filter(|_| self.digests_suffice && predicted == 0) {
+            Some(last) => self.to_ask(region, Run::between(last + 1, range.end()), ahead),
+            None => Vec::new(),
+        };
         Picked { last, asked, to_ask }
     }
 
     /// What to ask the agent about: candidates that follow what it was asked about last.
-    fn to_ask(&self, region: &mut Region, range: Run) -> Vec<Vec<PageNo>> {
+    fn to_ask(&self, region: &mut Region, range: Run, ahead: usize) -> Vec<Vec<PageNo>> {
         let mut from = self.ahead.back().and_then(|last| last.pages.last()).map_or(range.page, |&last| last + 1);
         let mut to_ask = Vec::new();
-        while self.ahead.len() + to_ask.len() < AHEAD {
+        while self.ahead.len() + to_ask.len() < ahead {
             let mut pages = Vec::new();
             region.candidates(from, ASK, &mut pages);
             pages.retain(|&page| page < range.end());

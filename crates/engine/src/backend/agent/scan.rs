@@ -55,10 +55,8 @@ const LEAST_SCAN_BYTES: usize = HUGE_PAGE_SIZE;
 /// Most bytes that one looks at.
 const MOST_SCAN_BYTES: usize = 256 << 20;
 
-/// What to report of every page found. Whether it is a page of a file is asked in a second step, of
-/// written pages that the ledger holds for merged: for that the kernel looks at each page's `struct
-/// page`, a cache miss a page, where all else stands in the page table (8 GiB: 74 ms against a
-/// few).
+/// What to report of every page. Whether it is a file's is asked in a second step, of few pages: it
+/// costs a cache miss a page, where all else stands in the page table (8 GiB: 74 ms).
 const RETURNED: Categories = Categories::PRESENT.union(Categories::PFNZERO).union(Categories::HUGE);
 /// Most pages that a scan has brought back from swap, to see what they are.
 const MOST_SWAPPED: usize = 1024;
@@ -186,10 +184,9 @@ impl Client {
         Ok(found)
     }
 
-    /// Asks the kernel which of the written pages that map frames, as far as the ledger knows, are
-    /// copies by now. Of a page in swap it does not tell: a copy looks like a frame that was
-    /// swapped out since the first step. Such pages are read, which brings them back, and asked for
-    /// again. What that leaves out keeps its frame until it is written again.
+    /// Asks which written pages that map frames are copies by now. Of a page in swap the kernel
+    /// does not tell; such pages are read, which brings them back, and asked for again. What that
+    /// leaves out keeps its frame until it is written again.
     fn ask_for_copies(&self, state: &mut MutexGuard<'_, State>, written: &mut Written) -> Result<(), Errno> {
         let Some(region) = written.ledger(&mut state.regions).filter(|region| region.counts().merged > 0) else {
             return Ok(());
@@ -246,10 +243,9 @@ impl Client {
         region.found_written(run, is, self.huge_pages, |page, entry| self.drop_entry(id, page, entry))
     }
 
-    /// Scans part by part, each short enough: while the kernel scans, an agent that maps has to
-    /// wait, and behind it the program's page faults do. A part's length follows what the one
-    /// before took, since many mappings make it slow. Parts end between huge pages: one that is
-    /// write-protected in part is split.
+    /// Scans part by part: while the kernel scans, an agent that maps has to wait, and the
+    /// program's page faults behind it. A part's length follows what the one before took. Parts end
+    /// between huge pages: one that is write-protected in part is split.
     fn scan_gently(
         &self,
         range: Range,
@@ -281,11 +277,10 @@ impl Client {
         Ok(())
     }
 
-    /// After a freeze: finds pages that were written while somebody else cleared the notes of
-    /// writes. These are merged pages that were copied, and pages that hold something where nothing
-    /// was known. A written page among those that were read before will differ when it is compared.
-    /// A device may be about to write into copies: their cooldown begins again. Where it may be
-    /// about to write into any page, all of them cool down, those that were read with them.
+    /// After a freeze: finds pages that were written while somebody else cleared the notes: merged
+    /// pages that were copied, and pages that hold something where nothing was known. Others will
+    /// differ when they are compared. As a device may be about to write, copies cool down again,
+    /// and all pages where it may write into any.
     fn find_unseen(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
         let query = Query {
             inverted: Categories::FILE,

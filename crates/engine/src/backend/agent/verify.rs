@@ -88,9 +88,8 @@ fn mapped_parts(client: &Client, ranges: &[(RegionId, Range)]) -> io::Result<Vec
     Ok(parts)
 }
 
-/// Whether a mapping can be managed: private and readable, and without a file or of a store. The
-/// program may have protected it against writing since it was announced. A store that this daemon
-/// does not know, of an earlier one, is memory of the client all the same.
+/// Whether a mapping can be managed: private and readable, without a file or of a store, of this
+/// daemon or an earlier one. The program may have protected it against writing since.
 fn is_fit(line: &MapLine) -> bool {
     line.perms.read && !line.perms.shared && (line.inode == 0 || line.path.starts_with("/memfd:pageone:"))
 }

@@ -169,9 +169,8 @@ impl Index {
         self.tree.query(&digest.to_be_bytes()).map(|handle| handle.0 as u32)
     }
 
-    /// Looks up the digests of neighbouring pages together, so that the tree waits for memory once
-    /// for many. Contents that were sighted one after the other have consecutive handles: `hint` is
-    /// the likely handle of the first, and saves the search.
+    /// Looks up neighbours' digests together, so that the tree waits for memory once for many.
+    /// `hint`: the likely handle of the first; neighbours' are consecutive, which saves the search.
     pub(crate) fn find(&self, digests: &[u64], hint: u32, found: &mut Vec<Option<u32>>) {
         found.clear();
         found.extend(digests.iter().zip(0..).map(|(&digest, at)| {

@@ -14,9 +14,8 @@ static SEEDS: Mutex<BTreeMap<String, Weak<u64>>> = Mutex::new(BTreeMap::new());
 pub(crate) struct Seed(Arc<u64>);
 
 impl Seed {
-    /// One that is drawn at random. A known seed would let a guest prepare colliding pages; it
-    /// could then prevent merges, and nothing worse. The agents of the domain know it, guests
-    /// don't.
+    /// Drawn at random: with a known seed, which agents have, a guest could prepare colliding pages
+    /// and prevent merges, and nothing worse.
     pub(crate) fn random() -> Self {
         let mut seed = [0u8; 8];
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());

@@ -70,9 +70,8 @@ impl HugePagesOf {
         self.block(page).is_some_and(|block| self.blocks.contains(block.into()))
     }
 
-    /// This page of a huge page can be merged. `Some`: enough of its huge page can be, so it is
-    /// given up; these are the pages that were noted. Only this page, if its huge page was given up
-    /// since the page was read.
+    /// This page can be merged. `Some`: so can enough of its huge page, which is given up; these
+    /// were noted. Only this page, if the huge page was given up since the page was read.
     pub(crate) fn can_merge(&mut self, page: PageNo) -> Option<Vec<PageNo>> {
         let Some(block) = self.block(page).filter(|_| self.keeps(page)) else { return Some(vec![page]) };
         self.mergeable.insert(page.into());

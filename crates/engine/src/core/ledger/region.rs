@@ -39,9 +39,8 @@ pub(crate) struct Region<S = Frame> {
     pub(crate) free: Option<FreePages>,
     /// Its huge pages, where these are split only above a share; made when the first is found.
     pub(crate) huge: Option<HugePagesOf>,
-    /// What the agent has reported empty since the last scan began. The program may have filled it
-    /// again before the report came, and a scan found that: then only these pages' being there
-    /// shows it.
+    /// What the agent has reported empty since the last scan began. It may have been filled, and
+    /// found, before the report came: then only these pages' being there shows it.
     pub(crate) emptied: Emptied,
     /// Whether its memory was found among the mappings of the process.
     pub(crate) verified: bool,

@@ -73,9 +73,8 @@ impl<T: Follows> Prediction<T> {
         if self.len >= PROVEN && from == self.page + 1 { self.ahead } else { 0 }
     }
 
-    /// Offers the pages from `from` on that are predicted, and what each has, to `take`, which says
-    /// whether it takes them: the first that it does not take is the last that it is offered.
-    /// Returns how many it took.
+    /// Offers predicted pages from `from` on, and what each has, to `take`, until it does not take
+    /// one. Returns how many it took.
     pub(crate) fn each(&mut self, from: PageNo, mut take: impl FnMut(PageNo, T) -> bool) -> u32 {
         let reach = self.reach(from);
         for taken in 0..reach {

@@ -220,9 +220,8 @@ impl Recycling {
         }
     }
 
-    /// Whether the guest will soon tell which of its pages are free. Until then most pages that
-    /// could be merged are left over from booting. Their frames would lose their users a moment
-    /// later, and the store would keep the memory.
+    /// Whether the guest will soon tell which pages are free. Until then most that could be merged
+    /// are left over from booting: their frames would soon lose their users, and stay in the store.
     pub(crate) fn is_awaited(&mut self) -> bool {
         let awaited = self.boots_until.is_some_and(|until| Instant::now() < until)
             && self.why().is_none()

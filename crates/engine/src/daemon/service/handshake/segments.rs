@@ -23,10 +23,9 @@ pub(super) enum Held {
     Snapshot(OwnedFd, Claim),
 }
 
-/// Notes a segment that an agent holds. A descriptor is kept of a part of a snapshot's RAM, and of
-/// a segment that the state file lists and that no store has. That of a segment which a store has
-/// is closed; one of anything else stays in `fds`. Whether it was made for the agent's domain is
-/// asked when that is known.
+/// Notes a segment that an agent holds. Kept are descriptors of snapshots' RAM, and of segments
+/// that the state file lists and no store has; one of a store's is closed, any other stays in
+/// `fds`. For which domain it was made is asked later.
 pub(super) fn hold(
     shared: &Shared,
     handshake: &mut Handshake,

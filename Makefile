@@ -70,7 +70,7 @@ test-unit:
 	$(CARGO) test --workspace --exclude e2e
 
 test-loom:
-	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --profile loom --target-dir target/loom -p sdtree -p one -p dirty -p ppr --lib loom
+	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --profile loom --target-dir target/loom -p sdtree -p pageone-one -p pageone-dirty -p ppr --lib loom
 
 # Threads that change one SD tree and check each answer, with debug assertions. STRESS_SECONDS=36000 for a night.
 STRESS_SECONDS ?= 120

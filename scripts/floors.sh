@@ -35,7 +35,7 @@ floors() {
 
 # The crates from the top down: each depends only on crates of lower lines.
 crates() {
-    printf '%s\n' 'e2e bench-system bench-structures house' 'pageone qemu-wrapper bench-common' snapshot 'engine agent template attach checkpoint estimate testguest pageone-vmm monitor' \
+    printf '%s\n' 'e2e bench-system bench-structures house' 'pageone qemu-wrapper bench-common' snapshot 'engine agent template attach checkpoint estimate testguest vmm monitor' \
         'control mpool track one' 'wire ppr qmp sdtree dirty governor guard guests' output kmem
 }
 
@@ -59,9 +59,9 @@ imports() {
             climbing "floors of $crate" 3< <(floors "$crate"))
     done
     report < <(for manifest in crates/*/Cargo.toml bench/*/Cargo.toml scripts/*/Cargo.toml tests/Cargo.toml; do
-        awk '/^name = / && !name { gsub(/"/, "", $3); name = $3 }
+        awk '/^name = / && !name { gsub(/"|pageone-/, "", $3); name = $3 }
             /^\[/ { used = $0 == "[dependencies]" }
-            used && match($0, /^[a-z0-9-]+/) { print FILENAME, FNR, name, substr($0, 1, RLENGTH) }' "$manifest"
+            used && match($0, /^[a-z0-9-]+/) { at = substr($0, 1, RLENGTH); sub(/^pageone-/, "", at); print FILENAME, FNR, name, at }' "$manifest"
     done | climbing 'order of the crates' 3< <(crates))
 }
 

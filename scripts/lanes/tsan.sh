@@ -19,4 +19,4 @@ export RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer'
 # Crashes and lost sectors need no threads: few of the former, and none of the latter.
 export MPOOL_CRASHES=${MPOOL_CRASHES:-50}
 exec cargo +nightly test "${std[@]}" --target x86_64-unknown-linux-gnu --target-dir target/tsan \
-    -p sdtree -p one -p dirty -p mpool -p checkpoint --lib --no-fail-fast -- --skip tests::sectors
+    -p sdtree -p pageone-one -p pageone-dirty -p mpool -p checkpoint --lib --no-fail-fast -- --skip tests::sectors

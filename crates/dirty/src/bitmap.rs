@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::primitive::Ordering::{AcqRel, Acquire};
 use crate::sink::{Frames, Ranges, Sink};
-use crate::tree::{MAX_FRAMES, NewError, mask};
+use crate::tree::{MAX_FRAMES, NewError, mask, zeroed};
 use crate::words::Words;
 use crate::{DirtySet, barrier};
 
@@ -38,7 +38,7 @@ impl Bitmap {
             return Err(NewError::TooLarge(frames));
         }
         barrier::set_up();
-        Ok(Self { words: Words::new(frames.div_ceil(64) as usize)?, frames })
+        Ok(Self { words: zeroed(frames.div_ceil(64) as usize)?, frames })
     }
 
     /// Writes the frames of the set that lie in `within` to `out`; see

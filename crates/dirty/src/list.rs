@@ -13,7 +13,7 @@ use crate::DirtySet;
 use crate::primitive::AtomicU64;
 use crate::primitive::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sink::{Frames, Ranges, Sink};
-use crate::tree::{MAX_FRAMES, NewError};
+use crate::tree::{MAX_FRAMES, NewError, zeroed};
 use crate::words::Words;
 
 /// The value of a place that was drawn, or never used.
@@ -54,7 +54,7 @@ impl DirtyList {
             return Err(NewError::TooLarge(frames));
         }
         // A power of two, so that places follow each other when the counters wrap.
-        let places = Words::new(capacity.max(1).checked_next_power_of_two().unwrap_or(usize::MAX))?;
+        let places = zeroed(capacity.max(1).checked_next_power_of_two().unwrap_or(usize::MAX))?;
         Ok(Self { places, frames, head: AtomicU64::new(0), tail: AtomicU64::new(0), harvester: Mutex::new(()) })
     }
 

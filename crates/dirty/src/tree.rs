@@ -51,6 +51,11 @@ pub enum NewError {
     },
 }
 
+/// The words of a set, all 0.
+pub(crate) fn zeroed(len: usize) -> Result<Words, NewError> {
+    Words::new(len).ok_or(NewError::Memory { bytes: len.saturating_mul(8) })
+}
+
 /// A set of frame numbers below a fixed size: a packed radix tree.
 ///
 /// Any number of threads may call the methods with `&self` at once. None of these methods waits or
@@ -100,7 +105,7 @@ impl DirtyTree {
             words = if words == 1 { 0 } else { words.div_ceil(64) };
         }
         starts[levels..].fill(total);
-        Ok(Self { words: Words::new(total)?, frames, starts, levels })
+        Ok(Self { words: zeroed(total)?, frames, starts, levels })
     }
 
     /// The number of frames that the set is for: frame numbers are below it.

@@ -7,7 +7,6 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::NewError;
 use crate::primitive::AtomicU64;
 
 /// Requests the cache line of a word that is needed soon. Any index is allowed.
@@ -44,26 +43,25 @@ unsafe impl Sync for Words {}
 
 #[cfg(not(loom))]
 impl Words {
-    /// `len` words, all 0.
-    pub(crate) fn new(len: usize) -> Result<Self, NewError> {
+    /// `len` words, all 0. `None`: there is no memory for them.
+    pub(crate) fn new(len: usize) -> Option<Self> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         use std::ptr::NonNull;
 
-        let none = || NewError::Memory { bytes: len.saturating_mul(8) };
         if len == 0 {
-            return Ok(Self { start: NonNull::dangling(), len });
+            return Some(Self { start: NonNull::dangling(), len });
         }
         let start = if len >= MAPPED_FROM {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-            let bytes = len.checked_mul(8).ok_or_else(none)?;
+            let bytes = len.checked_mul(8)?;
             // SAFETY: a mapping that is not fixed replaces nothing.
             let map = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) };
-            map.map_err(|_| none())?.cast()
+            map.ok()?.cast()
         } else {
             // SAFETY: `len` is not 0 here, so the layout is not empty.
             unsafe { std::alloc::alloc_zeroed(layout(len)) }.cast()
         };
-        Ok(Self { start: NonNull::new(start).ok_or_else(none)?, len })
+        Some(Self { start: NonNull::new(start)?, len })
     }
 }
 
@@ -118,8 +116,8 @@ pub(crate) struct Words(Box<[AtomicU64]>);
 
 #[cfg(loom)]
 impl Words {
-    pub(crate) fn new(len: usize) -> Result<Self, NewError> {
-        Ok(Self((0..len).map(|_| AtomicU64::new(0)).collect()))
+    pub(crate) fn new(len: usize) -> Option<Self> {
+        Some(Self((0..len).map(|_| AtomicU64::new(0)).collect()))
     }
 }
 

@@ -30,6 +30,20 @@ pub struct Entry<'t, K: KeySource> {
     pub(crate) key: Key<'t>,
 }
 
+impl<K: KeySource> SdTree<K> {
+    /// The key `key`, for several calls: it is mixed once.
+    pub fn entry<'t>(&'t self, key: &'t [u8]) -> Entry<'t, K> {
+        Entry { tree: self, key: self.mixer.key(key) }
+    }
+
+    /// Removes `key`, whatever its handle is. Returns the handle under which it was stored.
+    ///
+    /// The source must still have the key: it is compared.
+    pub fn remove_key(&self, key: &[u8]) -> Option<Handle> {
+        self.entry(key).remove()
+    }
+}
+
 impl<K: KeySource> Entry<'_, K> {
     /// [`SdTree::query`].
     pub fn get(&self) -> Option<Handle> {

@@ -21,7 +21,7 @@ use crate::pool::{Node, Pool, node};
 use crate::prefetch::{LINE, prefetch};
 use crate::primitive::{AtomicPtr, AtomicU64, Counter, Ordering, random_seed};
 use crate::word::{self, FINGERPRINT_END, FLAG, LEAF, TAG, VACANT, handle, is_inner, position};
-use crate::{Entry, Handle, Insert, KeySource};
+use crate::{Handle, Insert, KeySource};
 use Ordering::{Acquire, Relaxed, Release};
 
 mod change;
@@ -282,18 +282,6 @@ impl<K: KeySource> SdTree<K> {
     #[inline]
     pub(crate) fn remove_from(&self, key: &Key<'_>, handle: Handle) -> bool {
         handle <= Handle::MAX && self.remove_leaf(&self.epoch.pin(), key, word::leaf(handle.0, key.head))
-    }
-
-    /// Removes `key`, whatever its handle is. Returns the handle under which it was stored.
-    ///
-    /// The source must still have the key: it is compared.
-    pub fn remove_key(&self, key: &[u8]) -> Option<Handle> {
-        self.entry(key).remove()
-    }
-
-    /// The key `key`, for several calls: it is mixed once.
-    pub fn entry<'t>(&'t self, key: &'t [u8]) -> Entry<'t, K> {
-        Entry { tree: self, key: self.mixer.key(key) }
     }
 
     /// Removes all keys, and gives all memory back. To empty a tree that others use, use

@@ -101,10 +101,7 @@ fn main() -> Result<()> {
     while start.elapsed().as_secs() < seconds {
         let mut within = 0..pool.frames();
         while !within.is_empty() {
-            let done = host.recycle(&mut within, u64::MAX, zero)?;
-            sum.pages += done.pages;
-            sum.runs += done.runs;
-            sum.lost += done.lost;
+            sum.add(host.recycle(&mut within, u64::MAX, zero)?);
         }
         if said.elapsed().as_secs() >= 1 {
             said = Instant::now();

@@ -6,8 +6,7 @@
 //!   bit in C is clear: a host that owned the page has finished. C matters even if the bit in F was
 //!   still set, since a page may have been marked again while a host was zeroing it.
 //!
-//! A page is used only after a successful cancel. This is the one rule on which the guest's safety
-//! depends.
+//! A page is used only after a successful cancel: the one rule on which the guest's safety depends.
 
 use std::ops::Range;
 

@@ -12,6 +12,7 @@
 //! writes arbitrary bits can only have its own RAM zeroed, or not.
 
 use std::ops::{Deref, Range};
+use std::time::{Duration, Instant};
 
 use crate::pool::Pool;
 use crate::primitive::Ordering::SeqCst;
@@ -40,6 +41,19 @@ pub struct Recycled {
     pub runs: u64,
     /// Pages that the guest took back between the host's look and its claim.
     pub lost: u64,
+    /// The longest time that a batch took from its first claim on: a guest that needs one of its
+    /// pages waits no longer.
+    pub longest: Duration,
+}
+
+impl Recycled {
+    /// Adds what another batch has done.
+    pub fn add(&mut self, other: Self) {
+        self.pages += other.pages;
+        self.runs += other.runs;
+        self.lost += other.lost;
+        self.longest = self.longest.max(other.longest);
+    }
 }
 
 /// Pages of one word that the host owns until this value is dropped.
@@ -193,6 +207,7 @@ impl<P: Deref<Target = Pool>> Host<P> {
         let end = within.end.min(self.pool.frames()).div_ceil(64);
         let mut next = within.start / 64;
         while next < end && sum.pages < most {
+            let begin = Instant::now();
             let mut batch: [Option<Claim<'_>>; BATCH_WORDS] = [const { None }; BATCH_WORDS];
             next = self.fill(next..end, most - sum.pages, &mut batch, &mut sum.lost);
             within.start = (next * 64).min(within.end);
@@ -205,6 +220,8 @@ impl<P: Deref<Target = Pool>> Host<P> {
             if !runs.is_empty() {
                 zero(runs)?;
             }
+            drop(batch);
+            sum.longest = sum.longest.max(begin.elapsed());
         }
         if next >= end {
             within.start = within.end;

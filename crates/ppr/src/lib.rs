@@ -34,19 +34,17 @@
 //! guest runs again. The host makes QEMU stop at resets (`-no-reboot -no-shutdown`, or `set-action
 //! reboot=shutdown,shutdown=pause`), empties the pool and then allows the reset.
 //!
-//! [`Guest`] serves user-space programs too: [`PageAlloc`] is an allocator that marks the pages
-//! that it frees.
+//! [`Guest`] serves user-space programs too.
 
 #![cfg_attr(loom, allow(dead_code, unused_imports, reason = "loom builds model the lock-free steps only"))]
 
 mod guest;
 mod host;
 mod layout;
-#[cfg(not(loom))]
-mod page_alloc;
 mod pool;
 mod primitive;
 mod ram;
+mod sweep;
 mod words;
 
 #[cfg(test)]
@@ -55,7 +53,6 @@ mod tests;
 pub use guest::{Cancelled, Guest, Stuck};
 pub use host::{BATCH_WORDS, Claim, Host, Recycled};
 pub use layout::{Field, GuestState, HostState, Layout, LayoutError, MAGIC, MAX_FRAMES, VERSION, guest_frames};
-#[cfg(not(loom))]
-pub use page_alloc::PageAlloc;
 pub use pool::{Pool, PoolError};
 pub use ram::Ram;
+pub use sweep::{Ended, SWEEP_PAGES, sweep};

@@ -1,8 +1,6 @@
 //! Tests of both sides: against a model, hostile guests, with threads, and in every interleaving.
 
 #[cfg(not(loom))]
-mod alloc;
-#[cfg(not(loom))]
 mod hostile;
 #[cfg(loom)]
 mod loom;

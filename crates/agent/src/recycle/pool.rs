@@ -83,8 +83,8 @@ pub unsafe extern "C" fn pageone_ppr_share(fd: c_int, start: *mut c_void, len: u
     0
 }
 
-/// The daemon has found out where the guest's RAM lies. Takes effect once: RAM does not move, and
-/// memory that the guest gets later is not recycled. Returns how many MiB are recycled from now on.
+/// The daemon has found the guest's RAM. Takes effect once: RAM does not move, and memory that
+/// comes later is not recycled. Returns how many MiB are recycled from now on.
 pub(crate) fn set_ram(state: &mut State, extents: Vec<Extent>) -> Option<u64> {
     let State { regions, recycler, .. } = state;
     let recycler = recycler.as_mut().filter(|recycler| recycler.extents().is_empty())?;
@@ -97,8 +97,8 @@ pub(crate) fn set_ram(state: &mut State, extents: Vec<Extent>) -> Option<u64> {
     Some((frames * PAGE_SIZE as u64) >> 20)
 }
 
-/// QEMU's device is unplugged, or about to be plugged in: what the guest marked before is forgotten
-/// with the pool that it was marked in. Without memory for another pool the daemon gets no answer.
+/// QEMU's device is unplugged, or about to be plugged in: the marks go with their pool. Without
+/// memory for another pool the daemon gets no answer.
 pub(crate) fn renew(state: &mut State) {
     let Some(recycler) = state.recycler.as_mut().filter(|recycler| recycler.qmp.is_some()) else { return };
     match recycler.renewed() {

@@ -1,10 +1,9 @@
 //! One sweep over the guest's RAM.
 //!
-//! A sweep takes the agent's lock for one batch at a time, at most [`BATCH_PAGES`] pages. It claims
-//! marked pages and turns merged ones into anonymous memory. It gives all of them back to the
-//! kernel in one `process_madvise(2)`, releases them and tells the daemon. It takes the lock before
-//! it claims, and the guest waits for claims: so no thread that waits for the lock is itself waited
-//! for.
+//! A sweep takes the agent's lock for one batch at a time ([`SWEEP_PAGES`]). It claims marked pages
+//! and turns merged ones into anonymous memory. It gives all of them back to the kernel in one
+//! `process_madvise(2)`, releases them and tells the daemon. It takes the lock before it claims,
+//! and the guest waits for claims: so no thread that waits for the lock is itself waited for.
 
 #![allow(unsafe_code)] // Discards the guest's free pages.
 
@@ -12,6 +11,7 @@ use std::ops::{ControlFlow, Range as Frames};
 use std::time::{Duration, Instant};
 
 use kmem::range::Range;
+use ppr::{Ended, SWEEP_PAGES};
 use rustix::io::Errno;
 use wire::recycle::{Extent, MAX_RUNS, Recycled, Refusal, Sweep};
 use wire::{Outcome, RegionId, Run, ToDaemon};
@@ -24,43 +24,41 @@ use crate::window::gate::{self, Grounds, Taker};
 use crate::window::pins::held_memory;
 use crate::window::unmerge::discard;
 
-/// Pages claimed at a time (and up to a word more): some 0.2 ms of work.
-const BATCH_PAGES: u64 = 1024;
-/// How often the daemon gets messages during a long sweep.
 const FLUSH_EVERY: Duration = Duration::from_millis(5);
 
-/// Recycles marked pages, for at most `budget` of CPU time, and queues the answer. `flush` is
-/// called now and then, without the lock.
+/// Recycles marked pages, for at most `budget` of CPU time, and queues the answer. Calls `flush`
+/// now and then, without the lock.
 pub(crate) fn sweep(budget: Duration, mut flush: impl FnMut()) {
     let begin = cpu_ns();
-    let mut sum = Sweep::default();
     let mut state = STATE.lock();
-    sum.refused = refusal(&mut state);
-    let ranges: Vec<Frames<u64>> = match (sum.refused, &state.recycler) {
+    let refused = refusal(&mut state);
+    let ranges: Vec<Frames<u64>> = match (refused, &state.recycler) {
         (None, Some(recycler)) => recycler.extents().iter().map(Extent::frames).collect(),
         _ => Vec::new(),
     };
     drop(state);
     let mut flushed = Instant::now();
-    'sweep: for mut within in ranges {
-        while !within.is_empty() {
-            if Duration::from_nanos(cpu_ns() - begin) > budget {
-                sum.more = true;
-                break 'sweep;
-            }
-            if batch(&mut within, &mut sum).is_break() {
-                break 'sweep;
-            }
-            if flushed.elapsed() > FLUSH_EVERY {
-                flush();
-                flushed = Instant::now();
-            }
-            STATE.yield_to_waiting();
+    let is_over = || Duration::from_nanos(cpu_ns() - begin) > budget;
+    let (sum, ended) = ppr::sweep(ranges, is_over, |left| {
+        let done = batch(left)?;
+        if flushed.elapsed() > FLUSH_EVERY {
+            flush();
+            flushed = Instant::now();
         }
-    }
-    sum.cpu_ns = cpu_ns();
-    sum.sweep_ns = sum.cpu_ns - begin;
-    STATE.lock().uplink.outbox.push(ToDaemon::Swept(sum));
+        STATE.yield_to_waiting();
+        ControlFlow::Continue(done)
+    });
+    let cpu_ns = cpu_ns();
+    STATE.lock().uplink.outbox.push(ToDaemon::Swept(Sweep {
+        pages: sum.pages,
+        runs: sum.runs,
+        lost: sum.lost,
+        longest_ns: sum.longest.as_nanos() as u64,
+        sweep_ns: cpu_ns - begin,
+        cpu_ns,
+        more: ended == Ended::Over,
+        refused: if let Ended::Stopped(why) = ended { why } else { refused },
+    }));
 }
 
 /// Why nothing may be recycled now.
@@ -78,24 +76,15 @@ fn refusal(state: &mut State) -> Option<Refusal> {
     }
 }
 
-/// Recycles one batch of `within`, which becomes the part that was not looked at, and adds it to
-/// the sum. Breaks where the sweep has to end.
-fn batch(within: &mut Frames<u64>, sum: &mut Sweep) -> ControlFlow<()> {
+/// Recycles one batch of `left`, which becomes the part that was not looked at. Breaks with the
+/// reason, or without one where the daemon does not read.
+fn batch(left: &mut Frames<u64>) -> ControlFlow<Option<Refusal>, ppr::Recycled> {
     let mut state = STATE.lock();
-    let claimed = Instant::now();
-    let done = recycle_batch(&mut state, within);
-    sum.longest_ns = sum.longest_ns.max(claimed.elapsed().as_nanos() as u64);
-    let has_overflowed = state.uplink.outbox.has_overflowed();
-    drop(state);
-    match done {
-        Ok(done) => {
-            sum.pages += done.pages;
-            sum.runs += done.runs;
-            sum.lost += done.lost;
-        }
-        Err(_) => sum.refused = Some(Refusal::Kernel),
+    match recycle_batch(&mut state, left) {
+        Err(_) => ControlFlow::Break(Some(Refusal::Kernel)),
+        Ok(_) if state.uplink.outbox.has_overflowed() => ControlFlow::Break(None),
+        Ok(done) => ControlFlow::Continue(done),
     }
-    if sum.refused.is_some() || has_overflowed { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 fn recycle_batch(state: &mut State, within: &mut Frames<u64>) -> Result<ppr::Recycled, Errno> {
@@ -103,7 +92,7 @@ fn recycle_batch(state: &mut State, within: &mut Frames<u64>) -> Result<ppr::Rec
     let Some(mut recycler) = state.recycler.take() else { return Err(Errno::NODEV) };
     let mut stayed = 0;
     // One batch a call: the first one that holds anything reaches the limit.
-    let result = recycler.recycle(within, BATCH_PAGES, |extents, runs| {
+    let result = recycler.recycle(within, SWEEP_PAGES, |extents, runs| {
         // SAFETY: the host claims the frames of `runs` before it calls this, and releases them
         // afterwards.
         stayed += unsafe { take_back(state, extents, runs) }?;
@@ -154,7 +143,6 @@ struct Batch {
     places: Vec<Range>,
     /// What the daemon is told.
     recycled: Vec<(RegionId, Vec<Run>)>,
-    /// Pages that stayed.
     stayed: u64,
 }
 

@@ -1,11 +1,12 @@
 //! One sweep over a guest's RAM: claim, punch, tell the ledger, release.
 
-use std::ops::Range as Frames;
+use std::ops::{ControlFlow, Range as Frames};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kmem::cpu::thread_time;
 use parking_lot::Mutex;
+use ppr::{Ended, Recycled, SWEEP_PAGES};
 use rustix::io::Errno;
 use wire::Run;
 use wire::recycle::{Extent, Refusal, Sweep};
@@ -16,9 +17,6 @@ use crate::backend::module::file::File;
 use crate::core::content::index::Content;
 use crate::core::ledger::Entry;
 use crate::core::recycle::state::Recycling;
-
-/// Pages claimed at a time (and up to a word more): the guest may wait for all of them.
-const BATCH_PAGES: u64 = 1024;
 
 pub(super) struct Sweeper {
     host: ppr::Host<Arc<ppr::Pool>>,
@@ -67,30 +65,30 @@ impl Sweeper {
         let Self { host, extents, ground, .. } = self;
         let punch = ground.open()?;
         let mut stayed = false;
-        for mut within in extents.iter().map(Extent::frames) {
-            while !within.is_empty() {
-                if ends() {
-                    sum.more = true;
-                    return Ok(());
-                }
-                sum.refused = ground.held();
-                if sum.refused.is_some() {
-                    return Ok(());
-                }
-                let claimed = Instant::now();
-                let mut punched = 0;
-                let take = |runs: &[Frames<u64>]| take(files, extents, runs, &punch).map(|pages| punched += pages);
-                let batch = host.recycle(&mut within, BATCH_PAGES, take);
-                sum.longest_ns = sum.longest_ns.max(claimed.elapsed().as_nanos() as u64);
-                let batch = batch?;
-                sum.pages += punched;
-                // Another process than QEMU has pinned the rest.
-                stayed |= punched < batch.pages;
-                sum.runs += batch.runs;
-                sum.lost += batch.lost;
+        let (done, ended) = ppr::sweep(extents.iter().map(Extent::frames), ends, |left| {
+            if let Some(held) = ground.held() {
+                return ControlFlow::Break(Ok(held));
             }
+            let mut punched = 0;
+            let take = |runs: &[Frames<u64>]| take(files, extents, runs, &punch).map(|pages| punched += pages);
+            // Where the daemon dies in the midst, the guest waits for the next one.
+            match host.recycle(left, SWEEP_PAGES, take) {
+                Ok(batch) => {
+                    // Another process than QEMU has pinned the rest.
+                    stayed |= punched < batch.pages;
+                    ControlFlow::Continue(Recycled { pages: punched, ..batch })
+                }
+                Err(errno) => ControlFlow::Break(Err(errno)),
+            }
+        });
+        (sum.pages, sum.runs, sum.lost) = (done.pages, done.runs, done.lost);
+        sum.longest_ns = done.longest.as_nanos() as u64;
+        match ended {
+            Ended::Done => sum.refused = stayed.then_some(Refusal::Pinned),
+            Ended::Over => sum.more = true,
+            Ended::Stopped(Ok(held)) => sum.refused = Some(held),
+            Ended::Stopped(Err(errno)) => return Err(errno),
         }
-        sum.refused = stayed.then_some(Refusal::Pinned);
         Ok(())
     }
 

@@ -65,7 +65,9 @@ impl<K: KeySource> OrderedTree<K> {
 
     /// The handle of the last key.
     pub fn max(&self) -> Option<Handle> {
-        self.walk(true).next()
+        let mut iter = self.iter();
+        iter.backward = true;
+        iter.next()
     }
 
     /// The handles of the keys in `range`, in the order of their keys.

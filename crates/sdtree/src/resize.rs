@@ -55,25 +55,21 @@ fn most(bits: u32) -> u64 {
 type Made = SmallVec<[u64; 16]>;
 
 impl<K: KeySource> SdTree<K> {
-    /// The part of an operation that has changed the tree in resizing it. `look`: this operation
-    /// also checks whether the tree needs another size.
+    /// The part of an operation that has changed the tree in resizing it.
     #[inline]
-    pub(crate) fn upkeep(&self, pin: &Pin<'_>, look: bool) {
+    pub(crate) fn upkeep(&self, pin: &Pin<'_>) {
         let dir = self.current(pin);
         if let Some(next) = self.directory(&dir.next, pin) {
             self.move_some(pin, dir, next);
         } else if let Some(left) = self.directory(&self.left, pin) {
             self.sweep(pin, left);
         }
-        if look {
-            self.look(pin);
-        }
     }
 
     /// Begins to grow or to shrink if the number of keys asks for it; drops directories whose grace
     /// period is over.
     #[cold]
-    fn look(&self, pin: &Pin<'_>) {
+    pub(crate) fn look(&self, pin: &Pin<'_>) {
         if !self.left.load(Relaxed).is_null() || !self.doomed.load(Relaxed).is_null() {
             self.epoch.tick();
             self.drop_doomed(pin);
@@ -110,7 +106,6 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Moves a few units.
     #[cold]
     fn move_some(&self, pin: &Pin<'_>, dir: &Directory, next: &Directory) {
         let units = dir.units(next);
@@ -120,7 +115,6 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Moves a unit, unless it is moved already.
     pub(crate) fn move_unit(&self, pin: &Pin<'_>, dir: &Directory, next: &Directory, unit: usize) {
         let bits = dir.bits.min(next.bits);
         let (old, new) = (dir.slots_of(bits, unit), next.slots_of(bits, unit));
@@ -286,7 +280,8 @@ impl<K: KeySource> SdTree<K> {
                 if !busy {
                     return;
                 }
-                self.upkeep(&pin, true);
+                self.upkeep(&pin);
+                self.look(&pin);
             }
             self.epoch.tick();
         }

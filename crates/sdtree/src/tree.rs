@@ -250,7 +250,10 @@ impl<K: KeySource> SdTree<K> {
         spare.into_iter().chain(record).for_each(|(from, address)| from.retire(&pin, address, 0));
         if result == Insert::Inserted {
             let look = pin.count_added();
-            self.upkeep(&pin, look);
+            self.upkeep(&pin);
+            if look {
+                self.look(&pin);
+            }
         }
         result
     }
@@ -319,7 +322,6 @@ impl<K: KeySource> SdTree<K> {
         unsafe { at.as_ref() }
     }
 
-    /// Frees a directory.
     pub(crate) fn free_directory(&self, at: *mut Directory) {
         // SAFETY: the pointer comes from `Box::into_raw`, and the caller owns the directory alone.
         // There are three callers: `drop_doomed` after the grace period, `resize` with a directory

@@ -7,8 +7,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::encode;
-
 /// Number of the socket's descriptor, in the environment of the program that is to be copied.
 pub const ENV_TEMPLATE: &str = "PAGEONE_TEMPLATE";
 
@@ -35,11 +33,6 @@ pub struct Start {
 }
 
 impl Start {
-    /// As bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        encode(self)
-    }
-
     /// What these bytes stand for. `None`: they do not decode, there is no word, or a word or a
     /// variable has a zero in it.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
@@ -52,16 +45,17 @@ impl Start {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encode;
 
     #[test]
     fn what_is_no_start_is_refused() {
         let text = |all: &[&str]| all.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
         let start = Start { words: text(&["qemu", "-m", "1G"]), environment: text(&["A=b"]), numbers: vec![2, 40] };
-        assert_eq!(Start::decode(&start.encode()), Some(start.clone()));
-        assert_eq!(Start::decode(&start.encode()[1..]), None);
+        assert_eq!(Start::decode(&encode(&start)), Some(start.clone()));
+        assert_eq!(Start::decode(&encode(&start)[1..]), None);
         assert_eq!(Start::decode(&[]), None);
         for wrong in [Start { words: text(&[]), ..start.clone() }, Start { words: text(&["a\0b"]), ..start.clone() }] {
-            assert_eq!(Start::decode(&wrong.encode()), None, "{wrong:?}");
+            assert_eq!(Start::decode(&encode(&wrong)), None, "{wrong:?}");
         }
         // A count that no bytes follow.
         assert_eq!(Start::decode(&[0xff, 0xff, 0xff, 0xff, 0x0f]), None);

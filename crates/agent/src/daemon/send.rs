@@ -14,9 +14,9 @@ pub(crate) fn flush(state: &mut State) -> Result<bool, SendError> {
         return Err(SendError::Overflow);
     }
     let Some(conn) = &state.uplink.conn else { return Ok(false) };
-    while let Some(message) = state.uplink.outbox.front() {
+    while let Some(message) = state.uplink.outbox.queue.front() {
         if !state.uplink.is_known(message) {
-            state.uplink.outbox.sent();
+            state.uplink.outbox.queue.pop_front();
             continue;
         }
         let fds: Vec<BorrowedFd<'_>> = match message {
@@ -24,7 +24,7 @@ pub(crate) fn flush(state: &mut State) -> Result<bool, SendError> {
                 Some(held) => vec![held.fd.as_fd()],
                 // It was closed in the meantime.
                 None => {
-                    state.uplink.outbox.sent();
+                    state.uplink.outbox.queue.pop_front();
                     continue;
                 }
             },
@@ -33,7 +33,7 @@ pub(crate) fn flush(state: &mut State) -> Result<bool, SendError> {
             _ => Vec::new(),
         };
         match conn.send(&wire::encode(message), &fds) {
-            Ok(()) => state.uplink.outbox.sent(),
+            Ok(()) => _ = state.uplink.outbox.queue.pop_front(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
             Err(error) => return Err(error.into()),
         }

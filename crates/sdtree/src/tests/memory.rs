@@ -137,7 +137,7 @@ fn a_directory_that_was_left_is_not_resized() {
         let counted = tree.current(&pin);
         tree.resize(counted, 8);
         while ptr::eq(tree.current(&pin), counted) {
-            tree.upkeep(&pin, false);
+            tree.upkeep(&pin);
         }
         tree.resize(counted, 13);
         tree.resize(counted, 10);

@@ -169,7 +169,10 @@ impl<K: KeySource> SdTree<K> {
             if look {
                 self.epoch.tick();
             }
-            self.upkeep(pin, look);
+            self.upkeep(pin);
+            if look {
+                self.look(pin);
+            }
         }
         flagged
     }

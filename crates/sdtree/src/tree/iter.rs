@@ -27,7 +27,7 @@ pub struct Iter<'t, K: KeySource> {
     /// The last one to be visited comes first.
     todo: Vec<Todo>,
     /// From the last key to the first one.
-    backward: bool,
+    pub(crate) backward: bool,
     /// The first bits of the heads of all keys in the slot that is being visited.
     first_bits: u64,
 }
@@ -41,14 +41,10 @@ impl<K: KeySource> SdTree<K> {
     /// All handles, in no particular order; in the tree of an [`OrderedTree`](crate::OrderedTree)
     /// in the order of the keys. [`Iter`] says what is seen while the tree changes.
     pub fn iter(&self) -> Iter<'_, K> {
-        self.walk(false)
-    }
-
-    pub(crate) fn walk(&self, backward: bool) -> Iter<'_, K> {
         let pin = self.epoch.pin();
         let dir = self.current(&pin);
         let (dir, slots) = (std::ptr::from_ref(dir), 0..dir.slots.len());
-        Iter { tree: self, pin, dir, slots, todo: Vec::new(), backward, first_bits: 0 }
+        Iter { tree: self, pin, dir, slots, todo: Vec::new(), backward: false, first_bits: 0 }
     }
 
     /// Calls `f` for every handle: [`iter`](SdTree::iter) in other words. `f` may change the tree.

@@ -73,7 +73,7 @@ impl Template {
             environment: std::env::vars_os().map(variable).collect(),
             numbers: fds.iter().map(|&(_, number)| number as u32).collect(),
         };
-        let bytes = start.encode();
+        let bytes = wire::encode(&start);
         let fill = |file: &OwnedFd| File::from(file.try_clone()?).write_all(&bytes);
         let file = memfd::create_written("pageone-start", bytes.len(), fill)?;
         let (ours, theirs) = Conn::pair()?;

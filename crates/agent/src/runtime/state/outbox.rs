@@ -1,10 +1,9 @@
 //! Messages that are not sent yet.
 //!
-//! The agent's lock is held while mappings change and until the message that tells of the change is
-//! queued. The agent thread sends messages in the order of the queue. The queue is bounded: when
-//! the daemon does not read, everything is dropped and the connection is closed. The next
-//! connection starts with a full list of regions, and the daemon reads the mappings from
-//! `/proc/PID/maps`.
+//! The lock is held while mappings change and until the message that tells of it is queued;
+//! messages are sent in the order of the queue. It is bounded: when the daemon does not read,
+//! everything is dropped and the connection is closed. The next one starts with a full list of
+//! regions, and the daemon reads the mappings from `/proc/PID/maps`.
 
 use std::collections::VecDeque;
 
@@ -15,10 +14,10 @@ const LIMIT: usize = 4096;
 /// Most outcomes in one report: each takes up to 11 bytes of a packet of 64 KiB.
 const MOST_OUTCOMES: usize = 4096;
 
-/// The queue.
 #[derive(Default)]
 pub(crate) struct Outbox {
-    queue: VecDeque<ToDaemon>,
+    /// Those to send, the next one first.
+    pub(crate) queue: VecDeque<ToDaemon>,
     open: bool,
     overflowed: bool,
 }
@@ -75,19 +74,8 @@ impl Outbox {
         self.queue.push_back(message);
     }
 
-    /// Whether messages were dropped: the connection has to be closed.
     pub(crate) fn has_overflowed(&self) -> bool {
         self.overflowed
-    }
-
-    /// The next message to send.
-    pub(crate) fn front(&self) -> Option<&ToDaemon> {
-        self.queue.front()
-    }
-
-    /// Removes the next message, which was sent.
-    pub(crate) fn sent(&mut self) {
-        self.queue.pop_front();
     }
 }
 
@@ -105,12 +93,12 @@ mod tests {
     fn closed_takes_nothing_and_open_starts_with_the_account() {
         let mut outbox = Outbox::new();
         outbox.push(ToDaemon::Detached);
-        assert!(outbox.front().is_none());
+        assert!(outbox.queue.front().is_none());
         outbox.open([ToDaemon::Ready].into_iter());
         outbox.push(ToDaemon::Detached);
-        assert_eq!(outbox.front(), Some(&ToDaemon::Ready));
-        outbox.sent();
-        assert_eq!(outbox.front(), Some(&ToDaemon::Detached));
+        assert_eq!(outbox.queue.front(), Some(&ToDaemon::Ready));
+        outbox.queue.pop_front();
+        assert_eq!(outbox.queue.front(), Some(&ToDaemon::Detached));
     }
 
     #[test]
@@ -124,7 +112,7 @@ mod tests {
         outbox.push(discarded(20, 1));
         outbox.push(ToDaemon::Discarded { region: RegionId(2), run: Run::one(PageNo(21)) });
         assert_eq!(outbox.queue.len(), 4);
-        assert_eq!(outbox.front(), Some(&discarded(0, 20)));
+        assert_eq!(outbox.queue.front(), Some(&discarded(0, 20)));
     }
 
     #[test]
@@ -141,7 +129,7 @@ mod tests {
             outbox.push(message);
         }
         assert_eq!(outbox.queue.len(), 4);
-        let Some(ToDaemon::Report(first)) = outbox.front() else { panic!("a report") };
+        let Some(ToDaemon::Report(first)) = outbox.queue.front() else { panic!("a report") };
         assert!(first.last && first.outcomes.iter().map(|o| o.run.page.0).eq([1, 3]));
     }
 
@@ -153,8 +141,8 @@ mod tests {
             assert!(!outbox.has_overflowed());
             outbox.push(discarded(page * 2, 1));
         }
-        assert!(outbox.has_overflowed() && outbox.front().is_none());
+        assert!(outbox.has_overflowed() && outbox.queue.front().is_none());
         outbox.push(ToDaemon::Ready);
-        assert!(outbox.front().is_none(), "nothing may follow a gap");
+        assert!(outbox.queue.front().is_none(), "nothing may follow a gap");
     }
 }

@@ -1,12 +1,10 @@
-//! Functions for virtual machine monitors that are linked with this library: `include/pageone.h`
-//! documents each.
+//! Functions for monitors that are linked with this library; see `include/pageone.h`.
 //!
-//! Nothing is preloaded: the program calls `pageone_start` and `pageone_register` where QEMU calls
-//! `madvise(MADV_MERGEABLE)`. The guards come with the library, since its `munmap`, `madvise` and
-//! the like are found before the C library's.
+//! The program calls `pageone_start` and `pageone_register` where QEMU calls
+//! `madvise(MADV_MERGEABLE)`. The guards come with the library: its `munmap`, `madvise` and the
+//! like are found before the C library's.
 //!
-//! Structures begin with their size as the program knows it. A later version appends members, and
-//! takes those that lie beyond that size as absent.
+//! Structures begin with their size as the program knows it; members beyond that are absent.
 
 #![allow(unsafe_code)] // Called by C programs, with addresses.
 
@@ -30,7 +28,6 @@ const SOCKET: &str = "/run/pageone/agent.sock";
 /// How often [`pageone_stop`] looks whether the agent has left.
 const LEFT_EVERY: Duration = Duration::from_millis(1);
 
-/// `struct pageone_options`.
 #[repr(C)]
 pub struct Options {
     size: usize,

@@ -2,18 +2,15 @@
 //!
 //! It does nothing until the program marks memory with `madvise(MADV_MERGEABLE)`, as QEMU does with
 //! guest RAM. From then on the memory is a *region*, tracked with userfaultfd, and a thread waits
-//! for the daemon's batches: pages, and the frames that they are expected to equal. Equal pages are
-//! mapped onto the frames, private and copy-on-write, in short *windows* in which writers wait. The
-//! daemon is never needed: a window runs to its end by itself, and merged memory stays merged when
-//! the daemon dies.
+//! for the daemon's batches: pages, and the frames that they should equal. Equal pages are mapped
+//! onto the frames, private and copy-on-write, in short *windows* in which writers wait. The daemon
+//! is never needed: a window runs to its end, and merged memory stays merged when the daemon dies.
 //!
-//! All policy is the daemon's. The agent decides on safety. Are the bytes equal
-//! ([`window::merge`])? May memory be merged at all ([`intercept::probe`], [`window::pins`])? Every
-//! call of the program on merged memory does what it would do on anonymous memory
-//! ([`intercept::guard`]).
+//! All policy is the daemon's, all safety the agent's. Are the bytes equal ([`window::merge`])? May
+//! memory be merged at all ([`intercept::probe`], [`window::pins`])? Every call of the program on
+//! merged memory does what it would do on anonymous memory ([`intercept::guard`]).
 //!
-//! A virtual machine monitor may also be linked with it, and is not started in a special way then
-//! (`include/pageone.h`).
+//! A virtual machine monitor may also be linked with it (`include/pageone.h`).
 //!
 //! Each folder is a floor, and imports from the floors below it only:
 //!

@@ -1,11 +1,9 @@
 //! The lowest floor: the shared state behind its lock, memory and logging.
 //!
-//! Everything above imports from here; nothing here imports from above.
-//!
 //! The agent has no object of its own in the program: the C library's symbols, the fork handlers
 //! and the heap are entered without an argument. So what they need is a static, which stands beside
-//! its type. Those that may be asked without the lock, or while it is held for ever, stand outside
-//! of the [state](state::STATE):
+//! its type. What may be asked without the lock, or while it is held for ever, stands outside of
+//! the [state](state::STATE):
 //!
 //! ```text
 //! watch         whether memory is managed: each call that the program makes asks

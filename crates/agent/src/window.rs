@@ -1,8 +1,8 @@
 //! Merge windows: changing the mappings under a running program.
 //!
 //! What is changed inside a window ([`crate::runtime::state::uffds`]) keeps its bytes, so no thread
-//! can tell. The agent's lock is held throughout. The span is unregistered from the tracking
-//! userfaultfd before anything in it is unmapped, since the event of that would wait for the lock.
+//! can tell. The lock is held throughout. The span leaves tracking before anything in it is
+//! unmapped: the event of that would wait for the lock.
 //!
 //! ```text
 //! merge ─▶ select (what can share a window) ─▶ look ─▶ compare ─▶ map

@@ -6,19 +6,13 @@ use std::path::PathBuf;
 /// Why a process is not attached. It runs on as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the sentences say what the fields are")]
 pub enum AttachError {
-    /// There is none of this number.
     #[error("there is no process {0}; `pgrep -a qemu` lists those of QEMU")]
     NoProcess(i32),
     /// A process has one number, each of its threads another.
     #[error("{tid} is a thread of process {pid}; attach the process")]
-    Thread {
-        /// The number given.
-        tid: i32,
-        /// Its process.
-        pid: i32,
-    },
-    /// It has no program.
+    Thread { tid: i32, pid: i32 },
     #[error("process {0} is a thread of the kernel, or has ended")]
     NoProgram(i32),
     /// Other threads could not give back the locks that the loader needs.
@@ -26,23 +20,10 @@ pub enum AttachError {
     Stopped(i32),
     /// Only one process may trace another.
     #[error("process {pid} is traced by process {tracer} ({name}); end that first")]
-    Traced {
-        /// The process.
-        pid: i32,
-        /// What traces it.
-        tracer: i32,
-        /// The tracer's name.
-        name: String,
-    },
+    Traced { pid: i32, tracer: i32, name: String },
     /// The kernel, or a security module, does not let this account trace it.
     #[error("not permitted to trace process {pid}: {remedy}")]
-    NoPermission {
-        /// The process.
-        pid: i32,
-        /// What permits it.
-        remedy: String,
-    },
-    /// Its instructions are not those of this program.
+    NoPermission { pid: i32, remedy: String },
     #[error("process {0} is a program for another architecture than this one; start it with `pageone run`")]
     Architecture(i32),
     /// Registers are saved and restored for x86-64 only.
@@ -67,15 +48,7 @@ pub enum AttachError {
     #[error(
         "process {pid} does not see {path}: it has a root directory of its own; {what} must lie there under this name"
     )]
-    NotSeen {
-        /// The process.
-        pid: i32,
-        /// The file.
-        path: PathBuf,
-        /// What it is.
-        what: &'static str,
-    },
-    /// A path that the process's C library cannot be told.
+    NotSeen { pid: i32, path: PathBuf, what: &'static str },
     #[error("{0} cannot be passed to another process: give a shorter path without odd bytes")]
     Path(PathBuf),
     /// Its first thread was never seen to wait in ppoll(2).
@@ -83,76 +56,29 @@ pub enum AttachError {
         "process {pid} was not seen to wait for events in {seconds} s: its first thread must come to ppoll(2), as QEMU's \
          main loop does. Nothing was changed; try again, or give a longer --timeout"
     )]
-    NoSafePoint {
-        /// The process.
-        pid: i32,
-        /// How long it was watched.
-        seconds: u64,
-    },
+    NoSafePoint { pid: i32, seconds: u64 },
     /// A call did not return in time. It goes on, and ends by itself.
     #[error(
         "{what} in process {pid} did not return in {seconds} s: it waits for a lock of the program, and ends by itself. \
          Try again later"
     )]
-    Waits {
-        /// The process.
-        pid: i32,
-        /// Which call.
-        what: &'static str,
-        /// How long it was waited for.
-        seconds: u64,
-    },
-    /// dlopen(3) has failed.
+    Waits { pid: i32, what: &'static str, seconds: u64 },
     #[error("process {pid} could not load the agent: {reason}. A security profile must let it map {library} (mr)")]
-    Load {
-        /// The process.
-        pid: i32,
-        /// The loader's words.
-        reason: String,
-        /// The file.
-        library: PathBuf,
-    },
-    /// The library in the process is older than attaching.
+    Load { pid: i32, reason: String, library: PathBuf },
     #[error("process {0} has an older agent, which cannot be attached; start the program again")]
     OldAgent(i32),
-    /// The agent in the process refuses.
     #[error("process {pid} is not attached: {reason}")]
-    Refused {
-        /// The process.
-        pid: i32,
-        /// The agent's words.
-        reason: String,
-    },
+    Refused { pid: i32, reason: String },
     /// The same, and it would not if the guest stood still ([`Request::stands`](crate::Request)).
     #[error("process {pid} is not attached: {reason}")]
-    MustStand {
-        /// The process.
-        pid: i32,
-        /// The agent's words.
-        reason: String,
-    },
+    MustStand { pid: i32, reason: String },
     /// What its memory holds is no program that the loader made.
     #[error("the memory of process {pid} is not understood: {what}; start the program with `pageone run` instead")]
-    Strange {
-        /// The process.
-        pid: i32,
-        /// What is missing.
-        what: &'static str,
-    },
-    /// It ended meanwhile.
+    Strange { pid: i32, what: &'static str },
     #[error("process {0} ended meanwhile")]
     Ended(i32),
-    /// There is no guard.
     #[error(transparent)]
     Guard(#[from] guard::GuardError),
-    /// Another error of the kernel.
     #[error("process {pid}: {what}: {error}")]
-    Kernel {
-        /// The process.
-        pid: i32,
-        /// What was done.
-        what: &'static str,
-        /// The kernel's answer.
-        error: io::Error,
-    },
+    Kernel { pid: i32, what: &'static str, error: io::Error },
 }

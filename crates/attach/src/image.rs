@@ -12,7 +12,6 @@ use std::os::unix::fs::FileExt;
 pub(crate) struct Memory(File);
 
 impl Memory {
-    /// Opens it to read and write.
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
         File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map(Self)
     }

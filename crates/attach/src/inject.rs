@@ -62,7 +62,6 @@ struct Session<'a> {
     after_restorer: u64,
 }
 
-/// Loads the agent, and calls it.
 pub(crate) fn attach(request: &Request<'_>) -> Result<Attached, AttachError> {
     let pid = request.pid;
     // Before it waits for events it may still be loading its libraries.
@@ -91,7 +90,6 @@ pub(crate) fn attach(request: &Request<'_>) -> Result<Attached, AttachError> {
     session.enter(entry, &socket)
 }
 
-/// A path with a zero behind it.
 fn path(path: &Path) -> Result<Vec<u8>, AttachError> {
     let mut bytes = path.as_os_str().as_bytes().to_vec();
     if bytes.len() >= MAX_PATH || bytes.contains(&0) || !path.is_absolute() {
@@ -134,7 +132,6 @@ impl<'a> Session<'a> {
         Ok(Self { request, memory, tracee, registers, frame, after_restorer })
     }
 
-    /// Loads the library; returns where it lies.
     fn load(&mut self, dlopen: u64, dlerror: u64, library: &[u8]) -> Result<u64, AttachError> {
         let pid = self.request.pid;
         self.write(0, library)?;
@@ -149,7 +146,6 @@ impl<'a> Session<'a> {
         Err(AttachError::Load { pid, reason, library: self.request.library.to_path_buf() })
     }
 
-    /// Calls the agent.
     fn enter(&mut self, entry: u64, socket: &[u8]) -> Result<Attached, AttachError> {
         let pid = self.request.pid;
         let reply = self.frame.scratch + MAX_PATH as u64;

@@ -8,17 +8,16 @@
 //! inject    the safe point, and calls from there
 //! ```
 //!
-//! *Safe point.* The first thread is stopped where it waits in ppoll(2), as QEMU's main loop does.
-//! It holds no lock of the C library there. No other thread is stopped: one that is inside malloc
-//! or the loader goes on and gives its locks back, so that the call made here does not wait for
-//! ever.
+//! *Safe point.* The first thread is stopped where it waits in ppoll(2), as QEMU's main loop does:
+//! it holds no lock of the C library there. The others run on: one that is inside malloc or the
+//! loader gives its locks back, so that the call made here does not wait for ever.
 //!
 //! *Return.* The functions that are called, dlopen(3) and the agent's own, return into a signal
-//! frame. The kernel itself (rt_sigreturn(2)) brings back all registers, the signal mask and the
-//! system call. So the thread needs nobody to put it right: should this process die, or give up
-//! waiting, the call runs to its end, and the program goes on. Nothing has to be undone, and a
-//! thread that waits for a lock inside the loader is never torn out of it.
-//! Should this process be stopped while the thread stands, its guard continues it (crate `guard`).
+//! frame, from which the kernel itself (rt_sigreturn(2)) brings back all registers, the signal mask
+//! and the system call. So the thread needs nobody to put it right: should this process die, or
+//! give up waiting, the call runs to its end, and the program goes on. A thread that waits for a
+//! lock inside the loader is never torn out of it. Should this process be stopped while the thread
+//! stands, its guard continues it (crate `guard`).
 //!
 //! The memory of the process may hold anything: all that is read there is bounded and checked.
 

@@ -27,7 +27,6 @@ pub enum Attached {
     Already,
 }
 
-/// The buffer before the call.
 pub(crate) fn empty(request: &Request) -> [u8; LEN] {
     let mut buffer = [0; LEN];
     if request.stands {
@@ -36,7 +35,6 @@ pub(crate) fn empty(request: &Request) -> [u8; LEN] {
     buffer
 }
 
-/// Reads the buffer.
 pub(crate) fn read(pid: i32, buffer: &[u8]) -> Result<Attached, AttachError> {
     let (code, text) = buffer.split_first().unwrap_or((&0, &[]));
     match *code {

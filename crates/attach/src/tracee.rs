@@ -32,7 +32,6 @@ pub(crate) enum Stop {
     SystemCall,
     /// It is about to get a signal, and does when it goes on.
     Signal(c_int),
-    /// Of no interest here.
     Other,
 }
 
@@ -100,7 +99,6 @@ impl Tracee {
         self.go(libc::PTRACE_SYSCALL)
     }
 
-    /// Lets it carry out one instruction.
     pub(crate) fn step(&mut self) -> io::Result<()> {
         // What it has stopped for was the step before.
         if self.signal == libc::SIGTRAP {

@@ -2,13 +2,11 @@
 //! that takes.
 //!
 //! A thread writes to a page and then inserts its frame. If the bit is set already, inserting is a
-//! load, and a load may run before the write to the page is visible to others. A harvester could
-//! then clear the bit, read the page and miss the write, which would be lost. An atomic
-//! read-modify-write for every insertion would prevent that, at three times the cost. Instead the
-//! harvester asks the kernel for a full barrier on every CPU that runs a thread of this process
-//! (`membarrier(2)`, private expedited). It does so after it has cleared bits and before its caller
-//! reads pages. The writes of an insertion that saw the bit before it was cleared are visible by
-//! then.
+//! load, which may run before the write to the page is visible to others: a harvester could clear
+//! the bit, read the page and miss the write. An atomic read-modify-write for every insertion would
+//! prevent that, at three times the cost. Instead the harvester asks the kernel for a full barrier
+//! on every CPU that runs a thread of this process (`membarrier(2)`, private expedited), after it
+//! has cleared bits and before its caller reads pages.
 //!
 //! Where the system call is missing (`CONFIG_MEMBARRIER=n`, or a seccomp filter), insertions always
 //! use the read-modify-write.

@@ -90,13 +90,6 @@ impl DirtyTree {
         sink.filled
     }
 
-    /// [`DirtyTree::drain_frames`], as ranges.
-    pub fn drain_ranges(&mut self, within: &mut Range<u64>, out: &mut [Range<u64>]) -> usize {
-        let mut sink = Ranges { out, filled: 0 };
-        self.harvest::<DRAIN, _>(within, &mut sink);
-        sink.filled
-    }
-
     /// Empties the set. It costs as much as a harvest: next to nothing for clean memory.
     pub fn clear(&mut self) {
         self.harvest::<DRAIN, _>(&mut (0..u64::MAX), &mut Nowhere);

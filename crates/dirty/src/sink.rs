@@ -28,7 +28,6 @@ pub(crate) fn positions<T: Place>(word: u64, base: T, out: &mut [T; 64]) -> usiz
 
 /// A number that counts frames or leaves.
 pub(crate) trait Place: Copy {
-    /// The number plus `more`.
     fn plus(self, more: u32) -> Self;
 }
 
@@ -46,7 +45,6 @@ impl Place for usize {
     }
 }
 
-/// Frame numbers.
 pub(crate) struct Frames<'a> {
     pub(crate) out: &'a mut [u64],
     pub(crate) filled: usize,
@@ -123,7 +121,6 @@ impl Sink for Ranges<'_> {
     }
 }
 
-/// A sink that ignores all frames.
 pub(crate) struct Nowhere;
 
 impl Sink for Nowhere {

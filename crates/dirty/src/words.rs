@@ -27,7 +27,6 @@ pub(crate) fn prefetch(words: &[AtomicU64], index: usize) {
 #[cfg(not(loom))]
 const MAPPED_FROM: usize = 1 << 19;
 
-/// The words.
 #[cfg(not(loom))]
 pub(crate) struct Words {
     start: std::ptr::NonNull<AtomicU64>,
@@ -110,7 +109,6 @@ impl DerefMut for Words {
     }
 }
 
-/// The words, modelled.
 #[cfg(loom)]
 pub(crate) struct Words(Box<[AtomicU64]>);
 

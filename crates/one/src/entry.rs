@@ -22,11 +22,8 @@ pub(crate) struct Entry {
     digest: [AtomicU64; 2],
 }
 
-/// An object's key in the tree.
 pub(crate) enum Key<'a> {
-    /// The object itself.
     Own(&'a [u8]),
-    /// Its digest.
     Digest([u8; 16]),
 }
 

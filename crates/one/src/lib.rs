@@ -30,10 +30,9 @@
 //!
 //! Reading the store may be expensive, or its objects may be older than the engine. Then the user
 //! makes the digests and keeps them beside the objects. Nothing is read to fill the index
-//! ([`One::over`]) or to search it ([`One::find`]). Putting ([`One::put_by`]) and claiming
-//! ([`One::claim`]) an object still compare it byte by byte. The key of such an object is its
-//! digest, however short the object is. An object is found only in the way that it was put: use one
-//! way for all.
+//! ([`One::over`]) or to search it ([`One::find`]); [`One::put_by`] and [`One::claim`] compare byte
+//! by byte all the same. The key of such an object is its digest, however short it is. An object is
+//! found only in the way that it was put: use one way for all.
 //!
 //! ```
 //! use one::{MemoryStore, ObjectId, ObjectStore, One};
@@ -50,16 +49,15 @@
 //! # Races
 //!
 //! The count of an object decides. It goes from 0 to 1 once, when the object is made, and from 1 to
-//! 0 once, by its last release. An object whose count is 0 is dead and stays so. A
-//! [`put`](One::put) takes its reference by raising a count that is not 0. A `put` that meets the
-//! last release therefore comes first or second. First: the object lives on under its identity.
-//! Second: the object is stored again under another identity, as new. A `put` never returns a dead
-//! object. It does not wait for the releasing thread either, but takes the dead object out of the
-//! tree itself.
+//! 0 once, by its last release: it is dead then, and stays so. A [`put`](One::put) takes its
+//! reference by raising a count that is not 0. One that meets the last release comes first, and the
+//! object lives on; or second, and stores it again under another identity. It never returns a dead
+//! object, and does not wait for the releasing thread, but takes the dead object out of the tree
+//! itself.
 //!
-//! Identities are used again. Every operation is pinned (`crossbeam-epoch`). An identity becomes
-//! free only when all operations that ran at its release have ended: within one operation an
-//! identity means one object. All operations are lock-free as far as the store is.
+//! Identities are used again, when all operations that ran at the release have ended
+//! (`crossbeam-epoch`): within one operation an identity means one object. All operations are
+//! lock-free as far as the store is.
 
 /// The examples of the README are tests.
 #[cfg(doctest)]

@@ -23,7 +23,6 @@ impl<T: Default> Table<T> {
         Self { buckets: [const { OnceLock::new() }; BUCKETS] }
     }
 
-    /// Bucket, chunk in it, element in that.
     fn place(index: u64) -> (usize, usize, usize) {
         let chunk = index / CHUNK + 1;
         let bucket = chunk.ilog2();

@@ -11,24 +11,19 @@ use crate::{arguments, process, variable};
 
 /// Where packages put the agent's library.
 const AGENT: &str = "/usr/lib/pageone/libpageone_agent.so";
-/// Names another one, as for `pageone run`.
 const ENV_AGENT: &str = "PAGEONE_AGENT";
 /// The socket of the system's daemon.
 const SOCKET: &str = "/run/pageone/agent.sock";
-/// Names another one. The agent reads it.
 const ENV_SOCKET: &str = "PAGEONE_SOCKET";
 /// What the dynamic linker loads first (ld.so(8)).
 const ENV_PRELOAD: &str = "LD_PRELOAD";
 
 /// Why a guest is not merged.
 pub(crate) enum Why {
-    /// Its owner does not want it.
     OptedOut,
-    /// The agent's library.
     Agent(PathBuf, io::Error),
     /// QEMU cannot load libraries.
     Static(PathBuf),
-    /// There is no daemon.
     Socket(PathBuf, io::Error),
     /// Something else is in the socket's place.
     Stranger(PathBuf),

@@ -34,7 +34,6 @@ impl Process {
         Self { raw, arguments }
     }
 
-    /// Without the program's name.
     pub(crate) fn arguments(&self) -> &[&[u8]] {
         self.arguments.get(1..).unwrap_or_default()
     }

@@ -11,7 +11,6 @@ use crate::word::{FINGERPRINT_END, FINGERPRINT_START};
 
 /// The least number of bits of a directory. All bits from here to [`MAX_BITS`] are in fingerprints.
 pub(crate) const MIN_BITS: u32 = FINGERPRINT_START;
-/// The greatest number of bits of a directory.
 pub(crate) const MAX_BITS: u32 = if cfg!(loom) { 3 } else { FINGERPRINT_END };
 
 /// The slots, and the state of moving to another directory (module `resize`).
@@ -53,7 +52,6 @@ impl Directory {
         }
     }
 
-    /// The slot for keys with this head.
     #[inline]
     pub(crate) fn slot(&self, head: u64) -> &AtomicU64 {
         &self.slots[(head >> (64 - self.bits)) as usize]
@@ -65,7 +63,6 @@ impl Directory {
         1 << self.bits.min(next.bits)
     }
 
-    /// The unit of keys with this head.
     pub(crate) fn unit(&self, next: &Directory, head: u64) -> usize {
         (head >> (64 - self.bits.min(next.bits))) as usize
     }

@@ -59,9 +59,7 @@ pub(crate) struct Epoch {
 /// While this lives, no memory that its holder can reach is used again.
 pub(crate) struct Pin<'a> {
     shard: &'a Shard,
-    /// The epoch.
     pub(crate) epoch: u64,
-    /// The thread's shard.
     pub(crate) number: usize,
 }
 
@@ -111,7 +109,6 @@ impl Epoch {
         self.shards.len()
     }
 
-    /// Pins the epoch.
     #[inline]
     pub(crate) fn pin(&self) -> Pin<'_> {
         self.pin_on(thread_number())
@@ -148,7 +145,6 @@ impl Epoch {
         }
     }
 
-    /// Keys in the tree.
     pub(crate) fn keys(&self) -> u64 {
         // Removals first, and not below zero: the counters move while they are summed.
         let removed = self.sum(|shard| &shard.removed);

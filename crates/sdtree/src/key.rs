@@ -44,7 +44,6 @@ pub const MAX_KEY_LEN: usize = 4096;
 const SHORT: usize = 64;
 /// Words of a long key that go into its head.
 const SAMPLES: usize = 8;
-/// Bytes of a word.
 const WORD: usize = 8;
 /// Bytes between the places at the start of a long key where its run is probed first.
 const STRIDE: usize = 32;

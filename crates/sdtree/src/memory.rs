@@ -105,7 +105,6 @@ mod backing {
     }
 }
 
-/// A zeroed slice.
 pub(crate) struct Zeroed<T: Zeroable> {
     start: *mut T,
     len: usize,

@@ -32,7 +32,6 @@ use Ordering::{AcqRel, Acquire, Relaxed};
 pub(crate) struct Node(pub(crate) [AtomicU64; 2]);
 
 impl Node {
-    /// The link on one side.
     #[inline]
     pub(crate) fn load(&self, side: usize) -> u64 {
         let link = self.0[side].load(Acquire);
@@ -162,7 +161,6 @@ impl Pool {
         unsafe { &node(link, pin).0[word::list_side(link)] }
     }
 
-    /// Takes a node from the shard's free list.
     fn pop(&self, shard: &Shard, pin: &Pin<'_>) -> Option<u64> {
         let mut head = shard.free.load(Acquire);
         while head != NIL {
@@ -274,7 +272,6 @@ impl Pool {
         address
     }
 
-    /// Nodes handed out at least once.
     pub(crate) fn touched(&self) -> u64 {
         self.fresh.load(Relaxed)
     }
@@ -283,7 +280,6 @@ impl Pool {
         (self.touched() * size_of::<Node>() as u64) + size_of::<Self>() as u64 + size_of_val(&*self.shards) as u64
     }
 
-    /// Bytes of address space for nodes.
     pub(crate) fn bytes_reserved(&self) -> u64 {
         let made = |region: &usize| !self.regions[*region].load(Relaxed).is_null();
         (0..REGIONS).filter(made).map(|region| (Self::region_len(region) * size_of::<Node>()) as u64).sum()

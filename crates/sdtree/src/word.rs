@@ -45,7 +45,6 @@ pub(crate) const NIL: u64 = LEAF | FLAG | LIST;
 /// The first bit of a key's head that is part of the fingerprint. The least number of bits of a
 /// directory.
 pub(crate) const FINGERPRINT_START: u32 = if cfg!(loom) { 1 } else { 8 };
-/// Width of a fingerprint.
 const FINGERPRINT_BITS: u32 = 20;
 /// The first position after the fingerprint. The greatest number of bits of a directory.
 pub(crate) const FINGERPRINT_END: u32 = FINGERPRINT_START + FINGERPRINT_BITS;
@@ -53,7 +52,6 @@ pub(crate) const FINGERPRINT_END: u32 = FINGERPRINT_START + FINGERPRINT_BITS;
 const FINGERPRINT_SHIFT: u32 = 4;
 const HANDLE_SHIFT: u32 = FINGERPRINT_SHIFT + FINGERPRINT_BITS;
 const FINGERPRINT_MASK: u64 = (1 << HANDLE_SHIFT) - (1 << FINGERPRINT_SHIFT);
-/// The greatest handle.
 pub(crate) const MAX_HANDLE: u64 = u64::MAX >> HANDLE_SHIFT;
 const POSITION_SHIFT: u32 = 48;
 const ADDRESS_MASK: u64 = (1 << POSITION_SHIFT) - 16;
@@ -78,13 +76,11 @@ pub(crate) fn leaf(handle: u64, head: u64) -> u64 {
     handle << HANDLE_SHIFT | fingerprint << FINGERPRINT_SHIFT | LEAF
 }
 
-/// Whether the word leads to a record.
 #[inline]
 pub(crate) fn is_record(word: u64) -> bool {
     is_inner(word) && position(word) == RECORD
 }
 
-/// Whether the word leads to an inner node.
 #[inline]
 pub(crate) fn is_inner(word: u64) -> bool {
     debug_assert!(word & (LEAF | LIST) != POISON, "{word:#x}: the word of a free node was read");
@@ -97,19 +93,16 @@ pub(crate) fn address(word: u64) -> u64 {
     word & ADDRESS_MASK
 }
 
-/// The position at which the node of an inner link branches.
 #[inline]
 pub(crate) fn position(word: u64) -> u16 {
     (word >> POSITION_SHIFT) as u16
 }
 
-/// The handle of a leaf.
 #[inline]
 pub(crate) fn handle(word: u64) -> u64 {
     word >> HANDLE_SHIFT
 }
 
-/// Whether two leaves have the same fingerprint.
 #[inline]
 pub(crate) fn same_fingerprint(a: u64, b: u64) -> bool {
     (a ^ b) & FINGERPRINT_MASK == 0
@@ -145,13 +138,11 @@ pub(crate) fn list(address: u64, side: usize) -> u64 {
     (side as u64) << POSITION_SHIFT | address | NIL
 }
 
-/// Whether the word is a [`list`] link.
 #[inline]
 pub(crate) fn is_list(word: u64) -> bool {
     word & NIL == NIL
 }
 
-/// The side of a [`list`] link.
 #[inline]
 pub(crate) fn list_side(word: u64) -> usize {
     (word >> POSITION_SHIFT) as usize & 1

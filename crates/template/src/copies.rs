@@ -63,7 +63,6 @@ pub(crate) fn serve() -> Option<Arguments> {
     }
 }
 
-/// Ends this process, which has begun nothing.
 fn end() -> ! {
     // SAFETY: ends the process, with no handler.
     unsafe { libc::_exit(0) }

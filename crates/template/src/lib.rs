@@ -15,9 +15,9 @@
 //! The program waits in `__libc_start_main`, which its first instructions call: its libraries have
 //! initialised themselves, its own constructors have not run, and it has one thread. So a copy is
 //! what a start would have made, but for what libraries read from the kernel in their constructors
-//! (with fork handlers if that must be each process's own, as random numbers), and for addresses:
-//! **all copies have the same**. The template ends when its socket is closed. A file that each copy
-//! reads into its heap is there once, too ([`reads`]).
+//! (unless fork handlers renew it, as random numbers), and for addresses: **all copies have the
+//! same**. The template ends when its socket is closed. A file that each copy reads into its heap
+//! is there once, too ([`reads`]).
 //!
 //! Without [`ENV_TEMPLATE`](wire::template::ENV_TEMPLATE) in the environment it does nothing.
 //!

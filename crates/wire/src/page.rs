@@ -23,26 +23,44 @@ pub struct Slot(pub u32);
 #[serde(transparent)]
 pub struct RegionId(pub u32);
 
-impl PageNo {
-    /// The number as an index.
-    #[inline]
-    pub const fn index(self) -> usize {
-        self.0 as usize
+/// What numbers of pages and of slots can do.
+macro_rules! counts {
+    ($($number:ident)*) => {$(
+        impl $number {
+            /// The number as an index.
+            #[inline]
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl From<$number> for u64 {
+            #[inline]
+            fn from(number: $number) -> Self {
+                number.0.into()
+            }
+        }
+
+        impl Add<u32> for $number {
+            type Output = Self;
+            #[inline]
+            fn add(self, more: u32) -> Self {
+                Self(self.0 + more)
+            }
+        }
+    )*};
+}
+counts!(PageNo Slot);
+
+impl fmt::Display for PageNo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
-impl From<PageNo> for u64 {
-    #[inline]
-    fn from(page: PageNo) -> Self {
-        page.0.into()
-    }
-}
-
-impl Add<u32> for PageNo {
-    type Output = Self;
-    #[inline]
-    fn add(self, pages: u32) -> Self {
-        Self(self.0 + pages)
+impl fmt::Display for RegionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -59,41 +77,6 @@ impl Sub for PageNo {
     #[inline]
     fn sub(self, earlier: Self) -> u32 {
         self.0 - earlier.0
-    }
-}
-
-impl fmt::Display for PageNo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Slot {
-    /// The number as an index.
-    #[inline]
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl From<Slot> for u64 {
-    #[inline]
-    fn from(slot: Slot) -> Self {
-        slot.0.into()
-    }
-}
-
-impl Add<u32> for Slot {
-    type Output = Self;
-    #[inline]
-    fn add(self, slots: u32) -> Self {
-        Self(self.0 + slots)
-    }
-}
-
-impl fmt::Display for RegionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -2,9 +2,8 @@
 //! change.
 //!
 //! A build speaks its own version and the one before. The agent says its own in
-//! [`ToDaemon::Hello`]; the daemon answers with the newest that both speak in
-//! [`ToAgent::Welcome`], or refuses the agent and says which side is the
-//! older.
+//! [`ToDaemon::Hello`]; the daemon answers with the newest that both speak in [`ToAgent::Welcome`],
+//! or refuses the agent and says which side is the older.
 //!
 //! Within a version nothing changes. A new version obeys these rules:
 //!

@@ -1,9 +1,8 @@
 //! Batches of merges, cut into windows.
 //!
-//! A window is bounded in time, since writers to its pages wait. Its length adapts so that one
-//! window takes about a millisecond; what is left when the time is over goes into the next. Lengths
-//! are counted in *weight*, since mapping a run takes many times as long as comparing one of its
-//! pages.
+//! A window is bounded in time, since writers to its pages wait. Its length adapts so that it takes
+//! about a millisecond; what is left goes into the next. Lengths are counted in *weight*: mapping a
+//! run takes many times as long as comparing one of its pages.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -29,10 +28,8 @@ const MIN_WEIGHT: u32 = 128;
 const MAX_WEIGHT: u32 = MAX_PAGES * (1 + RUN_WEIGHT);
 /// Most pages between two runs of one window: more would block writers for nothing.
 const MAX_GAP: u32 = 32;
-/// How often the daemon gets messages during a long batch.
 const FLUSH_EVERY: Duration = Duration::from_millis(5);
-/// While the budget of mappings seems to be used up, counting them takes at most this part (one in
-/// twenty) of the time.
+/// Counting mappings takes at most one in so many parts of the time.
 const COUNT_SHARE: u32 = 20;
 /// The mappings are counted after this time in any case: the program makes mappings too.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
@@ -46,7 +43,6 @@ const USUAL_MAPS: usize = 65_530;
 pub(crate) struct Merger {
     /// Weight of the next window, at most.
     limit: u32,
-    /// When the mappings may be counted again.
     next_count: Option<Instant>,
     /// The limit of mappings, as it was last read.
     most_maps: usize,
@@ -55,18 +51,16 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Starts with short windows.
     pub(crate) fn new() -> Self {
         Self { limit: 4 * MIN_WEIGHT, next_count: None, most_maps: USUAL_MAPS, limit_is_denied: false }
     }
 
-    /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then
-    /// before, without the lock.
+    /// Carries out a batch, and queues its reports. Calls `flush` now and then, without the lock.
     pub(crate) fn batch(&mut self, batch: Merge, mut flush: impl FnMut()) {
         let mut pending = VecDeque::from(batch.runs);
         let pages = if batch.calm { Pages::Calm } else { Pages::All };
-        // Until one window has found nothing held: memory that was locked before the batch is found
-        // then. The program may lock memory during the batch, as it may right after a merge.
+        // Until one window has found nothing held. The program may lock memory during the batch, as
+        // it may right after a merge.
         let mut check = HeldCheck::Now;
         let mut flushed = Instant::now();
         loop {
@@ -98,7 +92,6 @@ impl Merger {
             if ran_out || time > MAX_TIME {
                 self.limit = (self.limit / 2).max(MIN_WEIGHT);
             } else if time < MAX_TIME / 2 && runs.iter().map(weight).sum::<u32>() > self.limit / 2 {
-                // A full window was short.
                 self.limit = (self.limit * 2).min(MAX_WEIGHT);
             }
             if has_ended || flushed.elapsed() > FLUSH_EVERY {
@@ -112,8 +105,8 @@ impl Merger {
         }
     }
 
-    /// `vm.max_map_count`. What cannot be read is taken for what it was, and not asked for again
-    /// where a profile denies it: each denial is a line in the host's log.
+    /// `vm.max_map_count`, or what it was. It is not asked for again where a profile denies it:
+    /// each denial is a line in the host's log.
     fn most_maps(&mut self) -> usize {
         if !self.limit_is_denied {
             match procfs::max_map_count() {
@@ -127,8 +120,8 @@ impl Merger {
         self.most_maps
     }
 
-    /// Counts the mappings when the estimate leaves no room, or is old. Without the lock, since it
-    /// takes milliseconds.
+    /// Counts the mappings where the estimate is old, or leaves no room. Takes ms: without the
+    /// lock.
     fn count_maps(&mut self, wanted: usize) {
         let now = Instant::now();
         let is_due = match self.next_count {
@@ -153,13 +146,11 @@ impl Merger {
     }
 }
 
-/// How long a run takes, roughly.
 fn weight(merge: &MergeRun) -> u32 {
     RUN_WEIGHT + merge.run.len
 }
 
-/// Cuts the next window off a batch: runs of at most `limit` weight, and at most [`MAX_PAGES`] from
-/// the first page to the last.
+/// Cuts the next window off a batch: of at most `limit` weight, within [`MAX_PAGES`].
 fn take_window(pending: &mut VecDeque<MergeRun>, limit: u32) -> Vec<MergeRun> {
     let mut window: Vec<MergeRun> = Vec::new();
     let mut left = limit;

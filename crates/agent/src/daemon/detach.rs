@@ -31,13 +31,11 @@ use crate::window::filler::Filler;
 use crate::window::gate;
 use crate::window::restore::{Cooling, note_writes, restore_region};
 
-/// How often the last messages are tried to be sent.
 const SEND_TRIES: u32 = 50;
 /// How long each try waits for a slow daemon, in milliseconds.
 const SEND_WAIT_MS: i32 = 100;
 /// Cooldowns that copies are given: those that are written in the first may be calm in the second.
 const COOLDOWNS: u32 = 2;
-/// How often the daemon hears of a detach that waits.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Gives all regions back. False after an error: they stay managed, and the daemon is told.
@@ -94,7 +92,6 @@ fn mark_again(state: &State, bytes: Range) {
     }
 }
 
-/// Restores what may go, at once and after cooldowns.
 fn restore_all() -> Result<(), Errno> {
     let state = STATE.lock();
     let direct_io = state.direct_io.unwrap_or_default();

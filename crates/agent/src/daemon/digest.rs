@@ -1,7 +1,7 @@
 //! Digests of pages, which the daemon asks for before it reads a page itself.
 //!
-//! Here a page costs one pass over mapped memory. Reading it from outside costs the kernel a walk
-//! of the page tables and a copy first. The daemon decides which pages are read, and what follows.
+//! Here a page costs one pass over mapped memory, from outside a walk of the page tables and a
+//! copy. The daemon decides which pages are read, and what follows.
 
 #![allow(unsafe_code)] // Reads the program's memory while it runs.
 
@@ -17,8 +17,7 @@ use crate::window::safe_read::readable;
 /// Pages read in one go with the lock held: some 30 us.
 const PART: u32 = 64;
 
-/// Computes the digests asked for and queues the answer. It ends before the first part that cannot
-/// be read.
+/// Computes digests, up to the first part that cannot be read, and queues the answer.
 pub(crate) fn answer(request: &Digest) {
     let mut digests = Vec::with_capacity(wire::MAX_DIGESTS as usize);
     for part in request.runs.iter().flat_map(|&run| parts(run)) {
@@ -31,7 +30,6 @@ pub(crate) fn answer(request: &Digest) {
     STATE.lock().uplink.outbox.push(ToDaemon::Digests(answer));
 }
 
-/// A run in parts of at most [`PART`] pages.
 fn parts(run: Run) -> impl Iterator<Item = Run> {
     let end = run.end().0;
     (run.page.0..end).step_by(PART as usize).map(move |start| Run::new(PageNo(start), PART.min(end - start)))

@@ -2,8 +2,8 @@
 //!
 //! The daemon may be missing, slow, stopped, restarted or hostile. Nothing here waits for it with
 //! the lock held, and a peer that breaks the protocol is left and tried again later. All traffic is
-//! non-blocking and done under the agent's lock, so that a fork never copies a descriptor that the
-//! child does not know of.
+//! non-blocking and under the lock, so that no fork copies a descriptor that the child does not
+//! know of.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
@@ -31,7 +31,6 @@ use crate::runtime::waker::WAKE;
 
 /// First pause before the next attempt to connect; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after the daemon has refused this client: it will hardly change its mind.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
@@ -40,13 +39,9 @@ const LAST_WORDS: u32 = 16;
 /// How often spans that could not be tracked again are tried, in milliseconds.
 const TRACK_EVERY_MS: i32 = 1000;
 
-/// How a connection ended.
 enum End {
-    /// Everything was given back.
     Detached,
-    /// The daemon does not want this client.
     Refused(String),
-    /// The connection failed, or the peer broke the protocol.
     Failed(LinkError),
 }
 
@@ -120,7 +115,6 @@ fn leave() -> bool {
     done
 }
 
-/// One connection.
 fn session(path: &Path, requests: &mut Requests) -> End {
     requests.begin();
     match connect(path) {
@@ -144,8 +138,8 @@ fn session(path: &Path, requests: &mut Requests) -> End {
     }
 }
 
-/// Why the daemon has closed the connection, if it said so. It may have left messages unread: then
-/// the kernel tells of that, before it hands over what the daemon said.
+/// Why the daemon has closed the connection, if it said so. Where it left messages unread, the
+/// kernel tells of that before it hands over what the daemon said.
 fn refusal(packet: &mut [u8]) -> Option<String> {
     let state = STATE.lock();
     let conn = state.uplink.conn.as_ref().filter(|_| check_descriptors(&state).is_ok())?;
@@ -202,7 +196,6 @@ fn account(state: &State) -> Vec<ToDaemon> {
     account
 }
 
-/// Name of the program, without its path.
 fn program_name() -> String {
     let name = std::env::current_exe().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     name.unwrap_or_default()
@@ -216,8 +209,7 @@ fn check_descriptors(state: &State) -> Result<(), LinkError> {
     if prctl::has_process() { Err(LinkError::Ksm) } else { Ok(()) }
 }
 
-/// Sends what can be sent, waits, and returns the next message if there is one. Its descriptor is
-/// in the uplink.
+/// Sends what it can, waits, and returns the next message; its descriptor is in the uplink.
 fn exchange(packet: &mut [u8]) -> Result<Option<ToAgent>, LinkError> {
     let (conn, more, untracked) = {
         let mut state = STATE.lock();

@@ -15,13 +15,9 @@ use crate::runtime::state::STATE;
 use crate::runtime::state::recycler::Recycler;
 use crate::runtime::state::segments::Accepted;
 
-/// What follows from a message.
 pub(super) enum Handled {
-    /// The connection goes on.
     Done,
-    /// Everything was given back.
     Detached,
-    /// The daemon does not want this client, for this reason.
     Refused(String),
 }
 
@@ -33,22 +29,18 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Before the first connection.
     pub(super) fn new() -> Self {
         Self { merger: Merger::new(), welcome: false }
     }
 
-    /// A new connection begins.
     pub(super) fn begin(&mut self) {
         self.welcome = false;
     }
 
-    /// Whether the daemon of this connection has welcomed this client.
     pub(super) fn is_welcome(&self) -> bool {
         self.welcome
     }
 
-    /// Does what a message asks for.
     pub(super) fn handle(&mut self, message: ToAgent) -> Result<Handled, LinkError> {
         match message {
             ToAgent::Refused { reason } => return Ok(Handled::Refused(reason)),

@@ -8,16 +8,15 @@
 //! the memory      the kernel's mark goes (MADV_UNMERGEABLE), and the agent takes it
 //! ```
 //!
-//! RAM that is a private mapping of a file, as a clone's, is replaced first
-//! ([`replace`](crate::intercept::loading::replace)). For that QEMU must have stopped its guest.
+//! RAM that is a private mapping of a file, as a clone's, is replaced first ([`loading`]). For that
+//! QEMU must have stopped its guest.
 //!
 //! What a preloaded agent learns from watching the program, the kernel is asked for: pins and locks
 //! (now, and before each window), other userfaultfds, stacks, memory of malloc, KSM. What it does
-//! not tell is assumed: the program may have chosen its tracer, so the agent chooses none.
+//! not tell is assumed: the program may have chosen its tracer.
 //!
-//! Memory that children inherit is refused. A fork's handlers that are registered late run before
-//! those of the program's allocator, so the agent's lock would be taken first
-//! ([`crate::service::fork`]).
+//! Memory that children inherit is refused: a fork's handlers that are registered late run before
+//! those of the program's allocator, so the lock would be taken first ([`crate::service::fork`]).
 //!
 //! A program can be attached again after a detach.
 
@@ -126,9 +125,8 @@ enum AttachError {
     Replace(#[from] ReplaceError),
 }
 
-/// Called by `pageone attach` (crates/attach) with a path and a buffer of `len` bytes for the
-/// answer: what became of it, and a sentence that ends with a zero. The buffer's first byte says
-/// whether the program stands still: [`STANDS`].
+/// Called by `pageone attach` (crates/attach). The answer in `reply`: what became of it, and a
+/// sentence that ends with a zero. Before, its first byte may be [`STANDS`].
 ///
 /// # Safety
 ///
@@ -158,7 +156,6 @@ pub unsafe extern "C" fn pageone_agent_attach(socket: *const c_char, reply: *mut
     }
 }
 
-/// What the program does meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Program {
     Runs,
@@ -196,7 +193,6 @@ fn attach(socket: &Path, program: Program) -> Result<Option<String>, AttachError
     taken.map(Some)
 }
 
-/// Waits until the agent of the last time has gone.
 fn wait_for_threads() -> Result<(), AttachError> {
     for _ in 0..LOOKS {
         if !start::has_threads() {
@@ -209,7 +205,6 @@ fn wait_for_threads() -> Result<(), AttachError> {
 
 /// Memory that may be taken.
 struct Fit {
-    /// As it is.
     ranges: Vec<Range>,
     /// A private mapping of a file, and the program's advice.
     file: Option<(Range, Sticky)>,
@@ -262,8 +257,8 @@ fn check_socket(socket: &Path) -> Result<(), AttachError> {
     }
 }
 
-/// Whether the host has room for what KSM has merged of this process, and for what is loaded: it
-/// becomes pages of its own.
+/// Whether the host has room for what becomes pages of its own: what KSM has merged of this
+/// process, and what is loaded.
 fn check_room(ranges: &[Range], file: Option<(Range, Sticky)>) -> Result<(), AttachError> {
     let merged = read_to_string("/proc/self/ksm_merging_pages").ok().and_then(|text| text.trim().parse().ok());
     // Kernels before 5.19 do not say.
@@ -298,8 +293,7 @@ fn take_all(ranges: &[Range], file: Option<(Range, Sticky)>) -> Result<String, A
     Ok(text)
 }
 
-/// Ends the agent, and gives the kernel its marks back. A region that has merged pages by now stays
-/// guarded.
+/// Ends the agent, and gives the kernel its marks back. What has merged by now stays guarded.
 fn undo(ranges: &[Range]) {
     set_phase(Phase::Ended);
     let mut state = STATE.lock();

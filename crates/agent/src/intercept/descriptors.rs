@@ -1,30 +1,33 @@
 //! The program's calls that close or replace descriptors pass over those of the agent.
 //!
 //! To the program they are not open: `close` answers `EBADF`, and ranges leave them out. A program
-//! that puts a descriptor of its own onto such a number gets the number, and management ends: its
-//! memory stays as it is, and guarded. A child of `vfork` has a table of descriptors of its own.
+//! that puts a file of its own onto such a number gets it, and management ends: its memory stays as
+//! it is, and guarded. A child of `vfork` has descriptors of its own.
 
 #![allow(unsafe_code)] // Defines symbols of the C library.
 #![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::c_int;
 use std::fmt::Arguments;
-use std::mem::transmute;
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicPtr;
 
-use kmem::raw;
-
-use crate::intercept::next::next;
+use crate::intercept::next::{Next, fails};
 use crate::runtime::descriptors::NUMBERS;
 use crate::runtime::lifecycle::{Phase, set_phase};
 use crate::runtime::lineage;
 use crate::runtime::log;
 use crate::runtime::state::STATE;
 
-/// The C library's functions, by the order of [`NAMES`].
-static REAL: [AtomicPtr<c_void>; 5] = [const { AtomicPtr::new(null_mut()) }; 5];
-const NAMES: [&CStr; 5] = [c"close", c"dup2", c"dup3", c"close_range", c"closefrom"];
+// SAFETY: the type is that of close(2).
+static CLOSE: Next<unsafe extern "C" fn(c_int) -> c_int> = unsafe { Next::new(c"close") };
+// SAFETY: the type is that of dup2(2).
+static DUP2: Next<unsafe extern "C" fn(c_int, c_int) -> c_int> = unsafe { Next::new(c"dup2") };
+// SAFETY: the type is that of dup3(2).
+static DUP3: Next<unsafe extern "C" fn(c_int, c_int, c_int) -> c_int> = unsafe { Next::new(c"dup3") };
+// SAFETY: the type is that of close_range(2).
+static CLOSE_RANGE: Next<unsafe extern "C" fn(u32, u32, c_int) -> c_int> = unsafe { Next::new(c"close_range") };
+// SAFETY: the type is that of closefrom(3).
+static CLOSEFROM: Next<unsafe extern "C" fn(c_int)> = unsafe { Next::new(c"closefrom") };
 
 /// Looks all up when the library is loaded.
 #[used]
@@ -32,57 +35,39 @@ const NAMES: [&CStr; 5] = [c"close", c"dup2", c"dup3", c"close_range", c"closefr
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    (0..NAMES.len()).for_each(|which| _ = real(which));
+    let _ = [CLOSE.address(), DUP2.address(), DUP3.address(), CLOSE_RANGE.address(), CLOSEFROM.address()];
 }
 
-fn real(which: usize) -> Option<*mut c_void> {
-    Some(next(&REAL[which], NAMES[which])).filter(|real| !real.is_null())
-}
-
-fn fails(errno: c_int) -> c_int {
-    raw::set_errno(errno);
-    -1
-}
-
-/// close(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if NUMBERS.contains(fd) {
         return fails(libc::EBADF);
     }
-    let Some(real) = real(0) else { return fails(libc::ENOSYS) };
-    // SAFETY: the C library's function of that name has this type. The program makes this call.
-    unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> c_int>(real)(fd) }
+    // SAFETY: the program makes this call.
+    CLOSE.get().map_or_else(|| fails(libc::ENOSYS), |real| unsafe { real(fd) })
 }
 
-/// dup2(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if old != new {
         give_way(new);
     }
-    let Some(real) = real(1) else { return fails(libc::ENOSYS) };
-    // SAFETY: the C library's function of that name has this type. The program makes this call.
-    unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int, c_int) -> c_int>(real)(old, new) }
+    // SAFETY: the program makes this call.
+    DUP2.get().map_or_else(|| fails(libc::ENOSYS), |real| unsafe { real(old, new) })
 }
 
-/// dup3(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old != new {
         give_way(new);
     }
-    let Some(real) = real(2) else { return fails(libc::ENOSYS) };
-    // SAFETY: the C library's function of that name has this type. The program makes this call.
-    unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int, c_int, c_int) -> c_int>(real)(old, new, flags) }
+    // SAFETY: the program makes this call.
+    DUP3.get().map_or_else(|| fails(libc::ENOSYS), |real| unsafe { real(old, new, flags) })
 }
 
-/// close_range(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
-    let Some(real) = real(3) else { return fails(libc::ENOSYS) };
-    // SAFETY: the C library's function of that name has this type.
-    let real: unsafe extern "C" fn(u32, u32, c_int) -> c_int = unsafe { transmute(real) };
+    let Some(real) = CLOSE_RANGE.get() else { return fails(libc::ENOSYS) };
     let mut at = first;
     while let Some(own) = NUMBERS.first_in(at, last) {
         // SAFETY: a part of the range that the program closes.
@@ -98,34 +83,29 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
     unsafe { real(at, last, flags) }
 }
 
-/// closefrom(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     let first = u32::try_from(first).unwrap_or(0);
-    if let (None, Some(real)) = (NUMBERS.first_in(first, u32::MAX), real(4)) {
-        // SAFETY: the C library's function of that name has this type. The program makes this very
-        // call.
-        return unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(real)(first as c_int) };
+    if let (None, Some(real)) = (NUMBERS.first_in(first, u32::MAX), CLOSEFROM.get()) {
+        // SAFETY: the program makes this very call.
+        return unsafe { real(first as c_int) };
     }
     // SAFETY: the same as the program asks for, but for the agent's own.
     unsafe { close_range(first, u32::MAX, 0) };
 }
 
-/// setrlimit(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit(resource: c_int, limit: *const libc::rlimit64) -> c_int {
     // SAFETY: prlimit(2) with process 0 and no place for the old limit is this call.
     unsafe { prlimit(0, resource, limit, null_mut()) }
 }
 
-/// setrlimit(2), by its other name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const libc::rlimit64) -> c_int {
     // SAFETY: `setrlimit` has the same contract: both limits have 64 bits.
     unsafe { prlimit(0, resource, limit, null_mut()) }
 }
 
-/// prlimit(2), by its other name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prlimit64(
     process: libc::pid_t,
@@ -137,7 +117,6 @@ pub unsafe extern "C" fn prlimit64(
     unsafe { prlimit(process, resource, limit, old) }
 }
 
-/// prlimit(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prlimit(
     process: libc::pid_t,

@@ -1,15 +1,14 @@
 //! What the program itself does to managed memory.
 //!
 //! Each function gets a call that overlaps managed memory. Under the lock it makes the call safe,
-//! makes it, and keeps the tables true. The rule: a call that the agent does not understand fully
-//! finds plain anonymous memory, unmerged and given back. What may not be taken away (see
-//! [`crate::window::gate`]) is retained: it leaves management in place, and the guards go on
-//! knowing it.
+//! makes it, and keeps the tables true. A call that the agent does not understand fully finds plain
+//! anonymous memory, unmerged and given back. What may not be taken away ([`crate::window::gate`])
+//! is retained: it leaves management in place, and the guards go on knowing it.
 //!
-//! Calls that bypass the C library are not seen. The events of the tracking userfaultfd report
-//! `munmap` and `mremap` among these afterwards. `UFFD_FEATURE_EVENT_REMOVE` is not used: the
-//! agent's own `MADV_DONTNEED`, under the lock, would wait for its event to be read. A NUMA policy
-//! set with `mbind` is lost on parts that become anonymous memory again.
+//! Calls past the C library are not seen; the events of the tracking userfaultfd report `munmap`
+//! and `mremap` afterwards. `UFFD_FEATURE_EVENT_REMOVE` is not used: the agent's own
+//! `MADV_DONTNEED`, under the lock, would wait for its event. A NUMA policy (`mbind`) is lost on
+//! parts that become anonymous memory again.
 
 #![allow(unsafe_code)] // Passes the program's system calls on.
 
@@ -35,7 +34,6 @@ use crate::window::unmerge::{self, Users, unmerge};
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
 
-/// Managed parts of a range.
 type Pieces = Vec<(RegionId, Run)>;
 
 /// The pages that a call with these arguments is about; `None` if the kernel refuses it anyway.
@@ -44,8 +42,7 @@ pub(crate) fn whole_pages(start: usize, len: usize) -> Option<Range> {
     (start.is_multiple_of(PAGE_SIZE) && len > 0 && start.checked_add(len).is_some()).then_some(Range::new(start, len))
 }
 
-/// Does something under the lock with the managed parts of a range, and sends the daemon what
-/// follows.
+/// Does something with the managed parts of a range, under the lock, and wakes the agent.
 fn with_pieces(range: Range, guard: impl FnOnce(&mut State, Pieces) -> Answer) -> Answer {
     let mut state = STATE.lock();
     let pieces = state.regions.pieces(range);
@@ -140,7 +137,6 @@ unsafe fn guard_advice(
     }
 }
 
-/// Notes advice that belongs to mappings.
 fn note_advice(sticky: &mut Sticky, advice: c_int) {
     match advice {
         libc::MADV_DONTFORK => sticky.dont_fork = true,
@@ -201,9 +197,8 @@ fn replace(state: &mut State, pieces: Pieces, range: Range, call: impl FnOnce() 
 /// `mremap` from managed memory, or with `MREMAP_FIXED` onto it.
 ///
 /// The kernel wants one mapping to grow (and before Linux 6.17 to move), so the memory is unmerged
-/// in place. While it moves no thread may use it. Where it may not move other threads may use it,
-/// and growing is refused as the kernel does where there is no room. The same answer (`ENOMEM`)
-/// gets a call on copies to which a device may be writing: they cannot be unmerged.
+/// in place, while no thread may use it. Where it may not move, growing is refused with `ENOMEM`,
+/// and so is a call on copies to which a device may be writing: they cannot be unmerged.
 ///
 /// # Safety
 ///
@@ -249,8 +244,7 @@ pub(crate) unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c
     })
 }
 
-/// Makes pieces that may be about to move plain memory, and gives them back. `flags` are those of
-/// `mremap`.
+/// Makes pieces that may be about to move plain memory, and gives them back.
 fn prepare_move(state: &mut State, moved: Pieces, flags: c_int) -> Result<(), Errno> {
     if sabotage::is_on(Sabotage::NoMremapUnmerge) {
         untrack(state, &moved);
@@ -280,8 +274,8 @@ pub(crate) fn leave_to_thread(start: usize, len: usize) -> Answer {
     with_pieces(range, |state, pieces| give_back(state, pieces, Users::Active).map(|()| 0))
 }
 
-/// Whether a request of ioctl(2) maps memory for a device. The kernel pins it then without waiting
-/// for userfaultfd (`pin_user_pages_remote`), so the request would fail on pages of an open window.
+/// Whether a request of ioctl(2) maps memory for a device. The kernel pins it without waiting for
+/// userfaultfd (`pin_user_pages_remote`): it would fail on pages of an open window.
 pub(crate) fn maps_for_device(request: usize) -> bool {
     /// `_IO(';', 100 + 13)` (include/uapi/linux/vfio.h).
     const VFIO_IOMMU_MAP_DMA: usize = 0x3b71;
@@ -340,8 +334,7 @@ fn untrack(state: &State, pieces: &[(RegionId, Run)]) {
     }
 }
 
-/// Unmerges pieces and takes them out of management. Copies to which a device may be writing stay
-/// where they are, and are retained.
+/// Unmerges pieces and takes them out of management, or retains what a device may be writing to.
 fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errno> {
     for (id, run) in pieces {
         unmerge(state, id, run, users)?;
@@ -351,13 +344,11 @@ fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errn
     Ok(())
 }
 
-/// Whether pages among the pieces are merged.
 fn has_merged(state: &State, pieces: &[(RegionId, Run)]) -> bool {
     pieces.iter().any(|&(id, run)| state.regions.get(id).is_some_and(|region| region.mapped.any(run)))
 }
 
-/// The kernel's error if it would refuse to discard a part of the range, such as locked memory.
-/// Then nothing may be discarded beforehand.
+/// The kernel's error if it refuses to discard a part of the range, such as locked memory.
 pub(super) fn ask_whether_discarded(range: Range) -> Result<(), Errno> {
     // SAFETY: this advice changes no bytes. The kernel refuses it on the same mappings.
     match unsafe { raw::madvise(range.start, range.len, libc::MADV_COLD) } {
@@ -397,16 +388,14 @@ unsafe fn discard_retained(state: &mut State, range: Range) -> Result<(), Errno>
     Ok(())
 }
 
-/// Whether some of the range is managed, or may map frames: `MADV_MERGEABLE` on it must not reach
-/// the kernel.
+/// Whether some of the range is managed, or may map frames: no `MADV_MERGEABLE` for the kernel.
 pub(crate) fn is_managed(start: usize, len: usize) -> bool {
     let Some(range) = whole_pages(start, len) else { return false };
     let state = STATE.lock();
     !state.regions.pieces(range).is_empty() || is_retained(&state, range)
 }
 
-/// Makes merged pages among the pieces untouched memory, and tells the daemon that all are
-/// discarded.
+/// Makes merged pages among the pieces untouched; the daemon hears that all are discarded.
 ///
 /// # Safety
 ///

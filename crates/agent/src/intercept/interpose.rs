@@ -3,19 +3,20 @@
 //! Most calls are about memory that the agent does not manage: then one look at a small table is
 //! all, and the system call is made as the C library would. No `dlsym`, no lock, no allocation:
 //! these functions run before constructors and inside allocators. Those that fork are exceptions.
+//!
+//! Parameters that are variadic in C are passed as fixed ones are, on the supported architectures.
 
 #![allow(unsafe_code)] // Defines symbols of the C library.
 #![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicPtr;
 
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
 use kmem::raw::{self, Answer};
 
-use crate::intercept::next::next;
+use crate::intercept::next::{Next, fails};
 use crate::intercept::{guard, mark, private, snapshot, without_tables};
 use crate::runtime::interlock::INTERLOCK;
 use crate::runtime::log;
@@ -30,18 +31,36 @@ pub(super) fn answer(before: c_int, answer: Answer) -> isize {
             raw::set_errno(before);
             value as isize
         }
-        Err(error) => {
-            raw::set_errno(error.raw_os_error());
-            -1
-        }
+        Err(error) => fails(error.raw_os_error()) as isize,
     }
 }
 
-/// The C library's functions of these names.
-static REAL_PRCTL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static REAL_FORK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static REAL_CLONE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static REAL_THREAD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+type Fork = unsafe extern "C" fn() -> libc::pid_t;
+type Clone = unsafe extern "C" fn(
+    extern "C" fn(*mut c_void) -> c_int,
+    *mut c_void,
+    c_int,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    extern "C" fn(*mut c_void) -> *mut c_void,
+    *mut c_void,
+) -> c_int;
+type Prctl = unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
+
+// SAFETY: the type is that of `_Fork` (fork(2)).
+static FORK: Next<Fork> = unsafe { Next::new(c"_Fork") };
+// SAFETY: the type is that of clone(2), whose last three parameters are there if the flags ask.
+static CLONE: Next<Clone> = unsafe { Next::new(c"clone") };
+// SAFETY: the type is that of pthread_create(3).
+static CREATE: Next<Create> = unsafe { Next::new(c"pthread_create") };
+// SAFETY: the type is that of prctl(2), whose parameters the option asks for.
+static PRCTL: Next<Prctl> = unsafe { Next::new(c"prctl") };
 
 /// Looks them up when the library is loaded.
 #[used]
@@ -49,16 +68,12 @@ static REAL_THREAD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    next(&REAL_FORK, c"_Fork");
-    next(&REAL_CLONE, c"clone");
-    next(&REAL_THREAD, c"pthread_create");
-    next(&REAL_PRCTL, c"prctl");
+    let _ = [FORK.address(), CLONE.address(), CREATE.address(), PRCTL.address()];
     private::at_load();
     snapshot::at_load();
 }
 
-/// Whether a call may be about managed memory, and the tables can tell. In a child they are settled
-/// first.
+/// Whether a call may be about managed memory, and the tables can tell: a child settles them first.
 fn is_guarded(start: usize, len: usize) -> bool {
     WATCH.overlaps(start, len) && {
         fork::settle();
@@ -66,7 +81,6 @@ fn is_guarded(start: usize, len: usize) -> bool {
     }
 }
 
-/// mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     start: *mut c_void,
@@ -79,8 +93,7 @@ pub unsafe extern "C" fn mmap(
     let errno = raw::errno();
     let (flags, fd, is_ram) = private::mapping(flags, fd);
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
-    // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
-    // asks for no more than that.
+    // SAFETY: the program makes this very call, and the guard asks for its contract only.
     let result = unsafe {
         if replaces && is_guarded(start as usize, len) {
             guard::mmap(start as usize, len, prot, flags, fd, offset)
@@ -98,7 +111,6 @@ pub unsafe extern "C" fn mmap(
     answer(errno, result) as *mut c_void
 }
 
-/// mmap(2), by its other name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     start: *mut c_void,
@@ -112,12 +124,10 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(start, len, prot, flags, fd, offset) }
 }
 
-/// munmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
     let errno = raw::errno();
-    // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
-    // asks for no more than that.
+    // SAFETY: the program makes this very call, and the guard asks for its contract only.
     let result = unsafe {
         if is_guarded(start as usize, len) {
             guard::munmap(start as usize, len)
@@ -128,8 +138,6 @@ pub unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
     answer(errno, result) as c_int
 }
 
-/// mremap(2). Its last parameter is variadic in C; on the supported architectures it is passed as a
-/// fixed one is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     old: *mut c_void,
@@ -143,8 +151,7 @@ pub unsafe extern "C" fn mremap(
     let has_new = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let (old, new) = (old as usize, if has_new { new as usize } else { 0 });
     let onto = flags & libc::MREMAP_FIXED != 0 && is_guarded(new, new_len);
-    // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
-    // asks for no more than that.
+    // SAFETY: the program makes this very call, and the guard asks for its contract only.
     let result = unsafe {
         if onto || is_guarded(old, old_len) {
             guard::mremap(old, old_len, new_len, flags, new)
@@ -155,12 +162,10 @@ pub unsafe extern "C" fn mremap(
     answer(errno, result) as *mut c_void
 }
 
-/// madvise(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int {
     let errno = raw::errno();
-    // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
-    // asks for no more than that.
+    // SAFETY: the program makes this very call, and the guard asks for its contract only.
     let result = unsafe {
         if advice == libc::MADV_MERGEABLE {
             let is_ours = || is_guarded(start as usize, len) && guard::is_managed(start as usize, len);
@@ -180,23 +185,19 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, len: usize, advice: c_int) 
     answer(errno, result) as c_int
 }
 
-/// mprotect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(start: *mut c_void, len: usize, prot: c_int) -> c_int {
     let errno = raw::errno();
-    // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
-    // asks for no more than that.
+    // SAFETY: the program makes this very call, and the guard asks for its contract only.
     let call = || unsafe { raw::mprotect(start as usize, len, prot) };
     let watched = is_guarded(start as usize, len);
     answer(errno, if watched { guard::mprotect(start as usize, len, prot, call) } else { call() }) as c_int
 }
 
-/// pkey_mprotect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pkey_mprotect(start: *mut c_void, len: usize, prot: c_int, key: c_int) -> c_int {
     let errno = raw::errno();
-    // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
-    // asks for no more than that.
+    // SAFETY: the program makes this very call, and the guard asks for its contract only.
     let call = || unsafe { raw::pkey_mprotect(start as usize, len, prot, key) };
     // A key can forbid what the protection allows, so memory with one leaves management.
     let effective = if key > 0 { libc::PROT_NONE } else { prot };
@@ -204,34 +205,14 @@ pub unsafe extern "C" fn pkey_mprotect(start: *mut c_void, len: usize, prot: c_i
     answer(errno, if watched { guard::mprotect(start as usize, len, effective, call) } else { call() }) as c_int
 }
 
-/// `__register_atfork`, which pthread_atfork(3) calls.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __register_atfork(
-    prepare: Option<unsafe extern "C" fn()>,
-    parent: Option<unsafe extern "C" fn()>,
-    child: Option<unsafe extern "C" fn()>,
-    library: *mut c_void,
-) -> c_int {
-    // SAFETY: the program makes this very call.
-    unsafe { fork::register(prepare, parent, child, library) }
-}
-
 /// `_Fork` (fork(2)): a fork without handlers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Fork() -> libc::pid_t {
-    let real = next(&REAL_FORK, c"_Fork");
-    if real.is_null() {
-        raw::set_errno(libc::ENOSYS);
-        return -1;
-    }
-    // SAFETY: the C library's function of that name has this type.
-    let real: unsafe extern "C" fn() -> libc::pid_t = unsafe { std::mem::transmute(real) };
+    let Some(real) = FORK.get() else { return fails(libc::ENOSYS) };
     // SAFETY: the program makes this very call.
     fork::around(|| unsafe { real() })
 }
 
-/// clone(2), the C library's. Its last parameters are variadic in C; on the supported architectures
-/// they are passed as fixed ones are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clone(
     body: extern "C" fn(*mut c_void) -> c_int,
@@ -242,22 +223,7 @@ pub unsafe extern "C" fn clone(
     tls: *mut c_void,
     child_tid: *mut c_void,
 ) -> c_int {
-    let real = next(&REAL_CLONE, c"clone");
-    if real.is_null() {
-        raw::set_errno(libc::ENOSYS);
-        return -1;
-    }
-    type Clone = unsafe extern "C" fn(
-        extern "C" fn(*mut c_void) -> c_int,
-        *mut c_void,
-        c_int,
-        *mut c_void,
-        *mut c_void,
-        *mut c_void,
-        *mut c_void,
-    ) -> c_int;
-    // SAFETY: the C library's function takes these, the last three if the flags ask for them.
-    let real: Clone = unsafe { std::mem::transmute(real) };
+    let Some(real) = CLONE.get() else { return fails(libc::ENOSYS) };
     // SAFETY: the program makes this very call.
     let call = || unsafe { real(body, stack, flags, arg, parent_tid, tls, child_tid) };
     if flags & libc::CLONE_VM == 0 {
@@ -268,14 +234,12 @@ pub unsafe extern "C" fn clone(
         && is_guarded(tid, size_of::<c_int>())
         && let Err(error) = guard::leave_to_thread(tid, size_of::<c_int>())
     {
-        raw::set_errno(error.raw_os_error());
-        return -1;
+        return fails(error.raw_os_error());
     }
     // A thread ends with this process. Another process may outlive it.
     if flags & libc::CLONE_THREAD == 0 { fork::beside(call) } else { call() }
 }
 
-/// pthread_create(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -283,10 +247,7 @@ pub unsafe extern "C" fn pthread_create(
     body: extern "C" fn(*mut c_void) -> *mut c_void,
     arg: *mut c_void,
 ) -> c_int {
-    let real = next(&REAL_THREAD, c"pthread_create");
-    if real.is_null() {
-        return libc::EAGAIN;
-    }
+    let Some(real) = CREATE.get() else { return libc::EAGAIN };
     let (mut stack, mut len) = (null_mut(), 0);
     // SAFETY: the program passes null or initialised attributes. Without a stack in them the answer
     // is no memory of a process.
@@ -295,19 +256,10 @@ pub unsafe extern "C" fn pthread_create(
     if has_stack && is_guarded(stack as usize, len) && guard::leave_to_thread(stack as usize, len).is_err() {
         return libc::EAGAIN;
     }
-    type Create = unsafe extern "C" fn(
-        *mut libc::pthread_t,
-        *const libc::pthread_attr_t,
-        extern "C" fn(*mut c_void) -> *mut c_void,
-        *mut c_void,
-    ) -> c_int;
-    // SAFETY: the C library's function of that name has this type. The program makes this very
-    // call.
-    unsafe { std::mem::transmute::<*mut c_void, Create>(real)(thread, attributes, body, arg) }
+    // SAFETY: the program makes this very call.
+    unsafe { real(thread, attributes, body, arg) }
 }
 
-/// ioctl(2). Its last parameter is variadic in C; on the supported architectures it is passed as a
-/// fixed one is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let errno = raw::errno();
@@ -326,8 +278,6 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     answer(errno, result) as c_int
 }
 
-/// prctl(2). Its parameters are variadic in C; on the supported architectures they are passed as
-/// fixed ones are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == libc::PR_SET_MEMORY_MERGE && a != 0 && WATCH.overlaps(0, usize::MAX) {
@@ -338,12 +288,7 @@ pub unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong
     if option == libc::PR_SET_PTRACER {
         prctl::note_tracer_chosen();
     }
-    let real = next(&REAL_PRCTL, c"prctl");
-    if real.is_null() {
-        raw::set_errno(libc::ENOSYS);
-        return -1;
-    }
-    type Prctl = unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
-    // SAFETY: the C library's function takes these. The program makes this very call.
-    unsafe { std::mem::transmute::<*mut c_void, Prctl>(real)(option, a, b, c, d) }
+    let Some(real) = PRCTL.get() else { return fails(libc::ENOSYS) };
+    // SAFETY: the program makes this very call.
+    unsafe { real(option, a, b, c, d) }
 }

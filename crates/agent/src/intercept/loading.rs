@@ -2,15 +2,13 @@
 //!
 //! The private memory that takes the place of its mapping ([`replace`]) is registered with a
 //! userfaultfd of its own: a thread that touches a page which is not there yet waits. The *loader*,
-//! a thread, reads such pages first, and all others one after another, from the mapping that was
-//! put aside. When all are there it unregisters the memory, and takes it as a region.
+//! a thread, reads such pages first, and then all others, from the mapping that was put aside. In
+//! the end it unregisters the memory, and takes it as a region.
 //!
-//! Pages of zeros are left out: when the memory is unregistered, that is what they read as. What
-//! the program gives back meanwhile (`EVENT_REMOVE`) is zeros from then on too, and is never
-//! loaded. The kernel refuses copies until that event is read.
-//!
-//! A page that cannot be read is poisoned, so that its reader gets SIGBUS. Nobody is ever given
-//! other bytes: where that cannot be ensured, the program is ended.
+//! Pages of zeros are left out: unregistered, that is what they read as. So is what the program
+//! gives back meanwhile (`EVENT_REMOVE`); the kernel refuses copies until that event is read. A
+//! page that cannot be read is poisoned: its reader gets SIGBUS. Nobody is ever given other bytes:
+//! where that cannot be ensured, the program is ended.
 
 #![allow(unsafe_code)] // Fills the program's memory.
 
@@ -39,7 +37,6 @@ use crate::service::start;
 
 pub(super) use replace::{ReplaceError, replace};
 
-/// Pages that are read at once.
 const AT_ONCE: usize = 16;
 /// How often filling a page is tried before the program is ended, and the time between.
 const TRIES: u32 = 10_000;
@@ -58,7 +55,6 @@ fn spawn(loader: Loader, file: Descriptor<File>, aside: Range) -> Result<(), sta
     start::spawn("pageone-loader", move || load(loader, &file, aside))
 }
 
-/// The loader.
 fn load(mut loader: Loader, file: &Descriptor<File>, aside: Range) {
     if catch_unwind(AssertUnwindSafe(|| loader.run(file))).is_err() {
         end(format_args!("its thread has panicked"));
@@ -94,7 +90,6 @@ struct Loader {
 }
 
 impl Loader {
-    /// Registers the memory.
     fn new(range: Range, base: u64) -> Result<Self, String> {
         let pages = u32::try_from(range.pages()).ok().and_then(Bitmap::new);
         let removed = pages.ok_or("no memory for its bitmap")?;
@@ -105,7 +100,6 @@ impl Loader {
         Ok(Self { uffd, range, base, removed, waiting: Vec::new() })
     }
 
-    /// Loads all, and unregisters the memory.
     fn run(&mut self, file: &Descriptor<File>) {
         let pages = self.removed.bits();
         let mut next = 0;
@@ -155,7 +149,6 @@ impl Loader {
         PageNo(((address - self.range.start) / PAGE_SIZE) as u32)
     }
 
-    /// Loads pages.
     fn load(&mut self, file: &Descriptor<File>, run: Run, zeros: Zeros) {
         let mut buffer = [0; AT_ONCE * PAGE_SIZE];
         let buffer = &mut buffer[..run.len as usize * PAGE_SIZE];

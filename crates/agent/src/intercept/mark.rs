@@ -1,5 +1,4 @@
-//! `madvise(MADV_MERGEABLE)`: the program's consent, as for the kernel's KSM, and the only way into
-//! management.
+//! `madvise(MADV_MERGEABLE)`: the program's consent, and the only way into management.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -30,42 +29,33 @@ const STASH_PAUSE: Duration = Duration::from_micros(100);
 /// Memory that is being loaded. It is taken afterwards, whenever the program marks it.
 static LOADING_MEMORY: Mutex<Option<Range>> = Mutex::new(None);
 
-/// Notes which memory is being loaded.
 pub(super) fn set_loading(range: Option<Range>) {
     *LOADING_MEMORY.lock().unwrap_or_else(PoisonError::into_inner) = range;
 }
 
-/// Whether some of a range is being loaded.
 pub(super) fn is_loading(range: Range) -> bool {
     let loading = *LOADING_MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
     loading.is_some_and(|loading| loading.intersect(&range).is_some())
 }
 
-/// Why a range is not taken.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MarkError {
-    /// Too small, or not of whole pages.
     #[error("{0} bytes at {1:#x}: memory is taken in whole pages, and from 1 MiB on")]
     Small(usize, usize),
-    /// There is no agent.
     #[error(transparent)]
     Start(#[from] StartError),
 
-    /// It is not fit to be a region.
     #[error(transparent)]
     Unfit(#[from] Unfit),
-    /// It cannot be registered.
     #[error(transparent)]
     Adopt(#[from] AdoptError),
 }
 
-/// Takes a range that the program marked. False: nothing of it is managed, and the kernel may have
-/// it.
+/// Takes a range that the program marked. False: nothing of it is managed; it is the kernel's.
 pub(crate) fn mergeable(start: usize, len: usize) -> bool {
     mark(start, len).is_ok_and(|marked| marked.taken)
 }
 
-/// What became of a range.
 pub(crate) struct Marked {
     /// Some of it is managed.
     taken: bool,
@@ -73,11 +63,7 @@ pub(crate) struct Marked {
     pub(crate) refused: Option<MarkError>,
 }
 
-/// Takes what is fit of a range, and is not managed yet.
-///
-/// # Errors
-///
-/// When all of it is left alone, whatever it is.
+/// Takes what is fit of a range, and is not managed yet. An error: all of it is left alone.
 pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
     fork::settle();
     if phase() == Phase::Ended {
@@ -114,8 +100,7 @@ pub(super) fn take(piece: Range) -> Result<RegionId, MarkError> {
     let of_snapshot = of_snapshot(piece);
     let fit = probe(piece, Ksm::Without, of_snapshot.as_deref().unwrap_or_default())?;
     let mut state = STATE.lock();
-    // The event thread may have read, and not acted upon, an event about older memory at this
-    // address.
+    // The event thread may be about to act upon an event about older memory at this address.
     while !INTERLOCK.begin_adopting() {
         drop(state);
         thread::sleep(STASH_PAUSE);

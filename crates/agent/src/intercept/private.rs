@@ -1,9 +1,8 @@
 //! The file that a prepared guest's QEMU maps for its RAM: private memory is mapped in its place.
 //!
-//! QEMU leaves RAM out of its device stream if it is a file's, mapped shared. Such memory cannot be
-//! merged. `pageone run --snapshots` gives QEMU a file that nobody else has, and names it by device
-//! and inode in the environment. The first mapping of it is made of private, anonymous memory, and
-//! QEMU does not see the difference: no other process maps the file.
+//! QEMU leaves RAM out of its device stream if it is a file's, mapped shared; such memory cannot be
+//! merged. `pageone run --snapshots` names a file that nobody else has by device and inode in the
+//! environment. Its first mapping is made of private, anonymous memory; QEMU sees no difference.
 
 #![allow(unsafe_code)] // Borrows a descriptor by its number.
 
@@ -14,7 +13,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Reads the file's identity from the environment.
 pub(super) fn at_load() {
     let named = std::env::var(wire::ENV_SNAPSHOT_RAM).ok();
     let identity = named.as_deref().and_then(|text| text.split_once(':'));
@@ -26,8 +24,7 @@ pub(super) fn at_load() {
     }
 }
 
-/// Flags and descriptor for a call of mmap(2) with these, and whether they are others. Takes no
-/// lock and allocates nothing.
+/// Flags and descriptor for a call of mmap(2), and whether they are others. No lock, no allocation.
 pub(super) fn mapping(flags: i32, fd: i32) -> (i32, i32, bool) {
     let inode = INODE.load(Ordering::Relaxed);
     if inode == 0 || fd < 0 || flags & libc::MAP_SHARED == 0 || flags & libc::MAP_ANONYMOUS != 0 {

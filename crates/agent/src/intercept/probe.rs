@@ -1,9 +1,8 @@
-//! Which memory is fit to be a region, by what the kernel says of it (`/proc/self/smaps`,
-//! proc_pid_smaps(5)).
+//! Which memory is fit to be a region, by `/proc/self/smaps` (proc_pid_smaps(5)).
 //!
-//! Fit is private anonymous memory: readable, writable and not executable, of ordinary pages,
-//! without gaps. No other userfaultfd has it, and its advice is one that the agent can repeat on
-//! new mappings. Parts may be private mappings of segments that the agent holds.
+//! Fit is private anonymous memory that can be read and written, not executed, of ordinary pages,
+//! without gaps, that no other userfaultfd has, and whose advice the agent can repeat. Parts may be
+//! private mappings of segments that the agent holds.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -23,16 +22,12 @@ pub(crate) use marked::{Marked, marked};
 /// Why a range is not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unfit {
-    /// The kernel does not say.
     #[error("/proc/self/smaps cannot be read")]
     Unknown,
-    /// There is a hole.
     #[error("part of it is not mapped")]
     Hole,
-    /// It is shared, mapped from a file, executable, or cannot be written.
     #[error("not private anonymous memory that can be read and written")]
     NotPlain,
-    /// The advice differs between its parts.
     #[error("parts of it were advised differently")]
     Mixed,
     /// The C library's allocator gives it back to the kernel, unseen.
@@ -52,13 +47,11 @@ const SPECIAL: Unfit = Unfit::Flag("memory with a special use");
 /// Whether the kernel's KSM may have marked the memory (`mg`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ksm {
-    /// It must not.
     Without,
     /// It may: the mark is about to be taken away.
     Marked,
 }
 
-/// A range that is fit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fit {
     /// The advice on it.
@@ -158,7 +151,6 @@ fn header(line: &str) -> Option<(usize, usize, &str)> {
 /// What a mapping is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// What regions consist of.
     Plain,
     /// A mapping of a segment that the agent holds.
     Segment,

@@ -1,16 +1,16 @@
 //! The memory of a clone is its snapshot's from the beginning.
 //!
-//! `pageone snapshot run --merge` has read the snapshot's RAM into memfds that nobody can change
-//! any more, as long as a segment of the store each. QEMU inherits them, with a list of which pages
-//! lie where ([`Part`]), beside the empty file that it maps for its RAM
-//! ([`private`](crate::intercept::private)). The private memory in that file's place is untouched,
-//! and nobody knows it yet. Mappings of the segments are put there: each page that is not zeros is
-//! merged from the beginning, and is copied when the guest writes to it.
+//! `pageone snapshot run --merge` has read the snapshot's RAM into sealed memfds, as long as a
+//! segment of the store each. QEMU inherits them, with a list of which pages lie where ([`Part`]),
+//! beside the empty file that it maps for its RAM ([`private`](crate::intercept::private)).
+//! Mappings of the segments are put into the untouched memory in that file's place: each page that
+//! is not zeros is merged from the beginning, and is copied when the guest writes to it. What
+//! cannot be mapped is copied.
 //!
 //! Until QEMU marks the memory, it is [retained](crate::runtime::state::retained): what QEMU
-//! discards reads as zeros. Then it is a region whose pages are merged. The agent connects to the
-//! daemon only now: nobody sees half a guest. The daemon takes the segments into its store, and
-//! finds in the kernel's tables which frames the region maps, as after its restart.
+//! discards reads as zeros. Only then it is a region whose pages are merged, and the agent
+//! connects: nobody sees half a guest. The daemon takes the segments into its store, and finds in
+//! the kernel's tables which frames the region maps, as after its restart.
 //!
 //! What cannot be mapped is copied.
 
@@ -100,7 +100,6 @@ pub(super) unsafe fn begin(range: Range, flags: i32) {
     let _ = tell.write_all(b"L");
 }
 
-/// Reads which pages lie where.
 fn read_parts(file: &File, range: Range, segments: usize) -> io::Result<Vec<Part>> {
     let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?];
     // Other clones have the same open file, and its offset.
@@ -121,7 +120,6 @@ fn end(why: &io::Error) -> ! {
 enum Bytes {
     /// Segments are mapped, as far as they can be.
     Mapped,
-    /// The agent does not run.
     Copied,
 }
 

@@ -1,5 +1,5 @@
-//! The tables by which a program and its libraries call the C library, changed in place: how an
-//! injected library gets to see the program's calls.
+//! The tables by which a program calls the C library, changed in place: so an injected library gets
+//! to see the program's calls.
 //!
 //! Each object has relocations that name a symbol and a place for its address (elf(5)). Places that
 //! hold the address of one of the C library's functions get the agent's function instead. So do
@@ -11,11 +11,11 @@
 //! ```
 //!
 //! A program gets at a library that it loads by dlsym(3), so its tables are changed before its
-//! functions are called, but for constructors. Those know nothing of the program's memory yet.
+//! functions are called, but for constructors, which know nothing of the program's memory yet.
 //!
 //! The loader works on objects that are in its list already, and must not be disturbed. So the list
-//! is read, the loader's lock is taken once and released (dladdr(3)), and then only objects are
-//! changed that were in the list before: they are ready.
+//! is read, the loader's lock is taken once and released (dladdr(3)), and only objects that were in
+//! the list before are changed: they are ready.
 //!
 //! Not seen are addresses that the program has copied elsewhere before.
 
@@ -23,14 +23,13 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::zeroed;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use kmem::range::Range;
 use kmem::{PAGE_SIZE, raw};
 use rustix::io::Errno;
 
-use crate::intercept::next::next;
+use crate::intercept::next::Next;
 use crate::intercept::{descriptors, interpose, process_madvise};
 
 /// Kinds of relocations whose place holds a symbol's address.
@@ -73,60 +72,44 @@ struct Hook {
 pub(crate) enum TableError {
     /// Another library sees the program's calls, and makes its own unseen.
     #[error("{by} stands between {object} and the C library's {name}; start the program with `pageone run`")]
-    Foreign {
-        /// The program, or one of its libraries.
-        object: String,
-        /// The function.
-        name: String,
-        /// The other library.
-        by: String,
-    },
+    Foreign { object: String, name: String, by: String },
     /// The kernel does not let the agent write there.
     #[error("the tables of {object} cannot be changed: {errno}")]
-    Sealed {
-        /// The program, or one of its libraries.
-        object: String,
-        /// Why.
-        errno: Errno,
-    },
+    Sealed { object: String, errno: Errno },
 }
 
-/// The number of objects that had ever been loaded when the tables were changed last (`dlpi_adds`);
-/// 0: the program is not attached.
+/// `dlpi_adds` when the tables were changed last; 0: the program is not attached.
 static BOUND: AtomicU64 = AtomicU64::new(0);
 
-/// The C library's functions of these names.
-static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// Only addresses of these are wanted: they are gone to, and not called.
+type Code = unsafe extern "C" fn();
+// SAFETY: the function is never called by this type.
+static DLSYM: Next<Code> = unsafe { Next::new(c"dlsym") };
+// SAFETY: the function is never called by this type.
+static DLVSYM: Next<Code> = unsafe { Next::new(c"dlvsym") };
+
+/// The names and addresses of the agent's functions.
+macro_rules! ours {
+    ($($module:ident: $($name:ident)*;)*) => {
+        [$($((const { c_string(concat!(stringify!($name), "\0")) }, $module::$name as *const () as usize)),*),*]
+    };
+}
+
+const fn c_string(text: &str) -> &CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(string) => string,
+        Err(_) => panic!("it has one zero, at its end"),
+    }
+}
 
 /// All functions that the agent sees. The names are those of its symbols.
 fn hooks() -> Vec<Hook> {
-    let all: [(&'static CStr, usize); 24] = [
-        (c"mmap", interpose::mmap as *const () as usize),
-        (c"mmap64", interpose::mmap64 as *const () as usize),
-        (c"munmap", interpose::munmap as *const () as usize),
-        (c"mremap", interpose::mremap as *const () as usize),
-        (c"madvise", interpose::madvise as *const () as usize),
-        (c"mprotect", interpose::mprotect as *const () as usize),
-        (c"pkey_mprotect", interpose::pkey_mprotect as *const () as usize),
-        (c"_Fork", interpose::_Fork as *const () as usize),
-        (c"clone", interpose::clone as *const () as usize),
-        (c"pthread_create", interpose::pthread_create as *const () as usize),
-        (c"ioctl", interpose::ioctl as *const () as usize),
-        (c"prctl", interpose::prctl as *const () as usize),
-        (c"process_madvise", process_madvise::process_madvise as *const () as usize),
-        (c"close", descriptors::close as *const () as usize),
-        (c"dup2", descriptors::dup2 as *const () as usize),
-        (c"dup3", descriptors::dup3 as *const () as usize),
-        (c"close_range", descriptors::close_range as *const () as usize),
-        (c"closefrom", descriptors::closefrom as *const () as usize),
-        (c"setrlimit", descriptors::setrlimit as *const () as usize),
-        (c"setrlimit64", descriptors::setrlimit64 as *const () as usize),
-        (c"prlimit", descriptors::prlimit as *const () as usize),
-        (c"prlimit64", descriptors::prlimit64 as *const () as usize),
-        (c"dlsym", late_dlsym as *const () as usize),
-        (c"dlvsym", late_dlvsym as *const () as usize),
-    ];
+    let symbols = ours! {
+        interpose: mmap mmap64 munmap mremap madvise mprotect pkey_mprotect _Fork clone pthread_create ioctl prctl;
+        process_madvise: process_madvise;
+        descriptors: close dup2 dup3 close_range closefrom setrlimit setrlimit64 prlimit prlimit64;
+    };
+    let late = [(c"dlsym", late_dlsym as *const () as usize), (c"dlvsym", late_dlvsym as *const () as usize)];
     let find = |place, name: &CStr| {
         // SAFETY: the name is a C string.
         unsafe { libc::dlsym(place, name.as_ptr()) }.expose_provenance()
@@ -135,7 +118,7 @@ fn hooks() -> Vec<Hook> {
         let theirs = find(libc::RTLD_NEXT, name);
         Hook { name, theirs, ours, is_default: find(libc::RTLD_DEFAULT, name) == theirs }
     };
-    all.into_iter().map(hook).filter(|hook| hook.theirs != 0).collect()
+    symbols.into_iter().chain(late).map(hook).filter(|hook| hook.theirs != 0).collect()
 }
 
 /// Changes the tables of all objects.
@@ -145,8 +128,7 @@ fn hooks() -> Vec<Hook> {
 /// [`TableError::Foreign`]: nothing was changed. After the other error a part was; what was changed
 /// does what the C library does, as long as no memory is managed.
 pub(crate) fn bind() -> Result<(), TableError> {
-    next(&REAL_DLSYM, c"dlsym");
-    next(&REAL_DLVSYM, c"dlvsym");
+    let _ = [DLSYM.address(), DLVSYM.address()];
     let hooks = hooks();
     let (ready, adds) = ready();
     let mut foreign = None;
@@ -166,8 +148,7 @@ pub(crate) fn bind() -> Result<(), TableError> {
     Ok(())
 }
 
-/// Changes the tables of objects that were loaded since the last time. The caller holds no lock of
-/// the agent.
+/// Changes the tables of new objects. The caller holds no lock of the agent.
 pub(crate) fn bind_new() {
     let bound = BOUND.load(Ordering::Acquire);
     if bound == 0 || bound == adds() {
@@ -180,8 +161,7 @@ pub(crate) fn bind_new() {
     BOUND.store(adds, Ordering::Release);
 }
 
-/// Puts the agent's function into a place that holds the C library's, or that the loader would give
-/// that to.
+/// Puts the agent's function where the C library's is, or where the loader would put that.
 fn change(object: &Object, hook: &Hook, place: &AtomicUsize, now: Now) -> Result<(), TableError> {
     if !now.is_theirs(hook) {
         return Ok(());
@@ -207,7 +187,6 @@ fn change(object: &Object, hook: &Hook, place: &AtomicUsize, now: Now) -> Result
 
 /// What a place holds.
 enum Now {
-    /// This function's address.
     Function(usize),
     /// The way to the loader, which looks the function up at the first call.
     Loader,
@@ -238,7 +217,6 @@ struct Object<'a> {
     base: usize,
     path: &'a CStr,
     headers: &'a [libc::Elf64_Phdr],
-    /// All of its memory.
     whole: Range,
     /// What is readable only, now that it is relocated.
     sealed: Range,
@@ -423,7 +401,6 @@ fn ready() -> (Vec<(usize, String)>, u64) {
     (list, adds)
 }
 
-/// An address in this library.
 fn at_home() {}
 
 fn for_each_place(
@@ -447,16 +424,16 @@ extern "C" fn before_dlsym() -> *mut c_void {
     let errno = raw::errno();
     bind_new();
     raw::set_errno(errno);
-    REAL_DLSYM.load(Ordering::Relaxed)
+    DLSYM.address()
 }
 
 extern "C" fn before_dlvsym() -> *mut c_void {
     before_dlsym();
-    REAL_DLVSYM.load(Ordering::Relaxed)
+    DLVSYM.address()
 }
 
-/// Changes the tables of new objects, and goes on at the function that `before` returns, with the
-/// caller's arguments and return address: dlsym(3) asks which library calls it.
+/// Changes the tables of new objects, and goes on at what `before` returns, with the caller's
+/// arguments and return address: dlsym(3) asks which library calls it.
 macro_rules! pass_on {
     ($name:ident, $before:ident) => {
         #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,8 @@
 //! Calls on managed memory in a child whose tables cannot be used.
 //!
 //! A raw `clone` copies a process at any moment. Where a thread of the parent was changing the
-//! tables, the child asks the kernel instead: mappings of frames are those of the store's files.
-//! The child's memory is not registered with any userfaultfd, and no window is open in it.
+//! tables, the child asks the kernel which mappings are of the store's files. Its memory is
+//! registered with no userfaultfd, and no window is open in it.
 
 #![allow(unsafe_code)] // Passes the program's system calls on.
 

@@ -106,8 +106,8 @@ fn recycle_batch(state: &mut State, within: &mut Frames<u64>) -> Result<ppr::Rec
 /// and tells the daemon. Returns how many pages stayed as they were.
 ///
 /// Pins are looked for here, under the lock: a device that registers memory during a sweep keeps
-/// its pages. `UFFDIO_MOVE` refuses pinned pages one by one; what it cannot check (pages in
-/// mappings of segments, and all before Linux 6.8) stays while the process has pinned memory.
+/// its pages. `UFFDIO_MOVE` refuses pinned pages; what it cannot check (pages in mappings of
+/// segments, and all before Linux 6.8) stays while the process has pinned memory.
 ///
 /// # Safety
 ///

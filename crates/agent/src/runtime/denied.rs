@@ -1,9 +1,8 @@
 //! Says what the kernel, or a security profile, keeps from the agent: once for each thing, on
 //! standard error, whether or not `PAGEONE_LOG` is set.
 //!
-//! Those who run a guest see no error: it runs, unmerged. So one sentence names what was denied,
-//! by whom as far as that can be told, and what permits it. The rules are those of AppArmor, since
-//! libvirt confines each guest by a profile.
+//! Those who run a guest see no error: it runs, unmerged. So one sentence names what was denied, by
+//! whom, and what permits it. The rules are AppArmor's: libvirt confines guests by profiles.
 //!
 //! Who denied it:
 //!
@@ -28,8 +27,6 @@ use crate::runtime::prctl;
 const LIBVIRT_RULES: &str = "/etc/apparmor.d/local/abstractions/libvirt-qemu";
 /// How the profiles of libvirt's guests are called.
 const LIBVIRT_PROFILE: &str = "libvirt-";
-/// The device that userfaultfds come from.
-const DEVICE: &str = "/dev/userfaultfd";
 
 /// What the agent needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,16 +45,13 @@ pub(crate) enum Need<'a> {
     Userfaultfd,
     /// What each thread does.
     Threads,
-    /// The daemon's socket.
     Socket(&'a Path),
 }
 
-/// Who denied it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Denier {
     /// The program, which may not look at itself (`PR_SET_DUMPABLE`).
     Program,
-    /// The file's mode.
     Mode,
     /// The file is not there, or the cgroup keeps the device away.
     Absent,
@@ -70,44 +64,21 @@ enum Denier {
 }
 
 impl Need<'_> {
-    /// Its place among those that were told of.
-    fn bit(self) -> u32 {
-        match self {
-            Self::Smaps => 1,
-            Self::Pagemap => 2,
-            Self::Maps => 4,
-            Self::MaxMapCount => 8,
-            Self::Status => 16,
-            Self::Userfaultfd => 32,
-            Self::Socket(_) => 64,
-            Self::Threads => 128,
-        }
-    }
-
-    fn path(self) -> String {
-        match self {
-            Self::Smaps => "/proc/self/smaps".into(),
-            Self::Pagemap => "/proc/self/pagemap".into(),
-            Self::Maps => "/proc/self/maps".into(),
-            Self::MaxMapCount => "/proc/sys/vm/max_map_count".into(),
-            Self::Status => "/proc/thread-self/status".into(),
-            Self::Userfaultfd => DEVICE.into(),
-            Self::Threads => "/proc/self/task/*/syscall".into(),
-            Self::Socket(path) => path.display().to_string(),
-        }
-    }
-
-    /// The rule of AppArmor.
-    fn rule(self) -> String {
-        match self {
-            Self::Smaps => "owner @{PROC}/@{pid}/smaps r,".into(),
-            Self::Pagemap => "owner @{PROC}/@{pid}/pagemap r,".into(),
-            Self::Maps => "owner @{PROC}/@{pid}/maps r,".into(),
-            Self::MaxMapCount => "@{PROC}/sys/vm/max_map_count r,".into(),
-            Self::Status => "owner @{PROC}/@{pid}/task/@{tid}/status r,".into(),
-            Self::Threads => "owner @{PROC}/@{pid}/task/@{tid}/{syscall,schedstat} r,".into(),
-            Self::Userfaultfd | Self::Socket(_) => format!("{} rw,", self.path()),
-        }
+    /// Its bit among those that were told of, its path, and the rule of AppArmor.
+    fn facts(self) -> (u32, String, String) {
+        let (bit, path, rule) = match self {
+            Self::Smaps => (1, "/proc/self/smaps", "owner @{PROC}/@{pid}/smaps r,"),
+            Self::Pagemap => (2, "/proc/self/pagemap", "owner @{PROC}/@{pid}/pagemap r,"),
+            Self::Maps => (4, "/proc/self/maps", "owner @{PROC}/@{pid}/maps r,"),
+            Self::MaxMapCount => (8, "/proc/sys/vm/max_map_count", "@{PROC}/sys/vm/max_map_count r,"),
+            Self::Status => (16, "/proc/thread-self/status", "owner @{PROC}/@{pid}/task/@{tid}/status r,"),
+            Self::Userfaultfd => (32, "/dev/userfaultfd", "/dev/userfaultfd rw,"),
+            Self::Socket(path) => return (64, path.display().to_string(), format!("{} rw,", path.display())),
+            Self::Threads => {
+                (128, "/proc/self/task/*/syscall", "owner @{PROC}/@{pid}/task/@{tid}/{syscall,schedstat} r,")
+            }
+        };
+        (bit, path.into(), rule.into())
     }
 
     fn effect(self) -> &'static str {
@@ -120,13 +91,14 @@ impl Need<'_> {
     }
 }
 
-/// Says that something was denied, if this error says so, unless it was said before. The caller
-/// holds no lock of the agent's tables and has no window open.
+/// Says once that something was denied, if this error says so. The caller holds no lock of the
+/// tables and has no window open.
 pub(crate) fn tell(need: Need<'_>, error: &io::Error) {
     static TOLD: AtomicU32 = AtomicU32::new(0);
+    let bit = need.facts().0;
     let is_missing = need == Need::Userfaultfd && error.kind() == io::ErrorKind::NotFound;
     if (error.kind() != io::ErrorKind::PermissionDenied && !is_missing)
-        || TOLD.fetch_or(need.bit(), Ordering::Relaxed) & need.bit() != 0
+        || TOLD.fetch_or(bit, Ordering::Relaxed) & bit != 0
     {
         return;
     }
@@ -135,8 +107,8 @@ pub(crate) fn tell(need: Need<'_>, error: &io::Error) {
     raw::print(line.as_bytes());
 }
 
-/// Says that a system call was denied, for which there is no file: only a filter does that. Called
-/// once, where the agent starts; the caller holds no lock of the agent's tables.
+/// Says that a system call was denied: only a filter does that. Called once, where the agent
+/// starts; the caller holds no lock of the tables.
 pub(crate) fn tell_of_filter(error: &dyn std::error::Error) {
     let _signals = Blocked::all();
     let id = std::process::id();
@@ -158,7 +130,7 @@ fn denier(need: Need<'_>, error: &io::Error) -> Denier {
         return Denier::Program;
     }
     if matches!(need, Need::Userfaultfd | Need::Socket(_)) {
-        match rustix::fs::access(need.path(), Access::READ_OK | Access::WRITE_OK) {
+        match rustix::fs::access(need.facts().1, Access::READ_OK | Access::WRITE_OK) {
             Err(Errno::ACCESS) => return Denier::Mode,
             Err(_) if need == Need::Userfaultfd => return Denier::Absent,
             _ => {}
@@ -187,7 +159,7 @@ fn confinement(label: &str) -> Option<Denier> {
 }
 
 fn sentence(need: Need<'_>, by: &Denier) -> String {
-    let (effect, path, rule) = (need.effect(), need.path(), need.rule());
+    let (effect, (_, path, rule)) = (need.effect(), need.facts());
     let (whom, remedy) = match by {
         Denier::Program => (
             "is denied because the program lets nobody look at it (PR_SET_DUMPABLE)".into(),
@@ -263,7 +235,7 @@ mod tests {
         let deniers = [Denier::AppArmor(None), Denier::Mode, Denier::Filter, Denier::SeLinux("svirt_t".into())];
         for (need, by) in needs.iter().flat_map(|need| deniers.iter().map(move |by| (*need, by))) {
             let text = sentence(need, by);
-            assert!(text.contains(&need.path()) && text.contains("; ") && !text.contains('\n'), "{text}");
+            assert!(text.contains(&need.facts().1) && text.contains("; ") && !text.contains('\n'), "{text}");
         }
         assert!(sentence(Need::Userfaultfd, &Denier::Absent).contains("cgroup_device_acl"));
         assert!(sentence(Need::Userfaultfd, &Denier::Mode).contains("udev"));

@@ -1,14 +1,13 @@
 //! The agent's descriptors among those of the program.
 //!
-//! A program may close or replace descriptors that it did not open: `closefrom(3)` before it
-//! daemonises, `dup2` onto a fixed number. Two rules keep the agent out of the program's files:
+//! A program may close or replace descriptors that it did not open (`closefrom(3)`, `dup2` onto a
+//! fixed number). Two rules keep the agent out of the program's files:
 //!
 //! * The interposed `close` family passes over the numbers in [`Numbers`].
 //! * System calls past the C library are noticed: a [`Descriptor`] knows its file's identity, and
 //!   is checked before it is used. Once lost it is forgotten, and never closed.
 //!
-//! The identity is `st_dev` and `st_ino`, which is unique for sockets, memfds and (since Linux
-//! 5.13) userfaultfds.
+//! The identity is `st_dev` and `st_ino`, unique for sockets, memfds and (Linux 5.13) userfaultfds.
 
 #![allow(unsafe_code)] // Borrows descriptors that are kept as numbers.
 
@@ -20,11 +19,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use kmem::memfd::{self, FileId};
 
-/// Numbers from here on are not in the table. The default limit of descriptors is 1,024; a higher
-/// number costs the program nothing but the agent's services if it is closed.
+/// Numbers from here on are not in the table: they cost nothing but the agent's services.
 const COUNT: usize = 1 << 16;
 
-/// Of this process.
 pub(crate) static NUMBERS: Numbers = Numbers::new();
 
 /// The numbers of the agent's descriptors.
@@ -35,7 +32,6 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// None.
     pub(crate) const fn new() -> Self {
         Self { table: [const { AtomicU64::new(0) }; COUNT / 64], closing: AtomicUsize::new(0) }
     }
@@ -45,7 +41,6 @@ impl Numbers {
         Some((self.table.get(number / 64)?, 1 << (number % 64)))
     }
 
-    /// Adds one.
     fn insert(&self, number: RawFd) {
         if let Some((word, bit)) = self.place(number) {
             word.fetch_or(bit, Ordering::Relaxed);
@@ -89,7 +84,6 @@ impl Numbers {
         self.closing.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the number is the agent's.
     pub(crate) fn contains(&self, number: RawFd) -> bool {
         self.place(number).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
@@ -109,9 +103,8 @@ impl Numbers {
     }
 }
 
-/// Whether a number is still the descriptor of that file. Where a filter of the program refuses
-/// fstat(2), it is believed to be: a userfaultfd that is given up while it has memory would leave
-/// threads waiting.
+/// Whether a number is still the descriptor of that file. It is believed where a filter refuses
+/// fstat(2): threads would wait if a userfaultfd were given up.
 pub(crate) fn is_file(number: RawFd, file: FileId) -> bool {
     if number < 0 {
         return false;
@@ -130,11 +123,6 @@ pub(crate) struct Descriptor<T: AsFd> {
 }
 
 impl<T: AsFd> Descriptor<T> {
-    /// Keeps a descriptor.
-    ///
-    /// # Errors
-    ///
-    /// Those of `fstat(2)`.
     pub(crate) fn new(inner: T) -> io::Result<Self> {
         let file = memfd::identity(inner.as_fd())?;
         NUMBERS.insert(inner.as_fd().as_raw_fd());
@@ -146,12 +134,10 @@ impl<T: AsFd> Descriptor<T> {
         is_file(self.number(), self.file)
     }
 
-    /// Its number.
     pub(crate) fn number(&self) -> RawFd {
         self.inner.as_fd().as_raw_fd()
     }
 
-    /// Its file.
     pub(crate) fn file(&self) -> FileId {
         self.file
     }

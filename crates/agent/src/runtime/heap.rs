@@ -1,10 +1,9 @@
 //! The agent's own heap.
 //!
-//! The agent must not use the program's `malloc`. That may hold its locks while it calls `madvise`,
-//! which waits for the agent's lock. Its memory may also be a region: then the agent would wait for
-//! the end of its own merge window when it writes there. This heap takes chunks from the kernel,
-//! with one free list for each power of two; a larger piece is a mapping of its own. The first
-//! chunk is the library's own.
+//! The program's `malloc` may hold its locks while it calls `madvise`, which waits for the agent's
+//! lock; and its memory may be a region, in a window of which the agent would wait for itself. So
+//! this heap takes chunks from the kernel, with one free list for each power of two; a larger piece
+//! is a mapping of its own. The first chunk is the library's own.
 
 #![allow(unsafe_code)] // A global allocator deals in raw memory.
 
@@ -20,24 +19,20 @@ const MIN_SHIFT: u32 = 4;
 const MAX_SHIFT: u32 = 16;
 /// Bytes of the largest piece that is cut from a chunk. Larger ones are made without the lock.
 pub(crate) const LARGEST: usize = 1 << MAX_SHIFT;
-/// Bytes taken from the kernel at a time. Untouched memory costs nothing, and the agent's tables
-/// fit into the first chunk: it does not fail later (which would end the program) when the kernel
-/// refuses another mapping.
+/// Bytes taken from the kernel at a time. The agent's tables fit into the first chunk: it does not
+/// fail later (which would end the program) when the kernel refuses another mapping.
 const CHUNK: usize = 8 << 20;
 /// Bytes that the library brings with it: enough to find out, and say, that the kernel gives none.
 const RESERVE: usize = 256 << 10;
-/// Number of free lists.
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
 
 /// Fork handlers hold it too.
 #[global_allocator]
 pub(crate) static HEAP: Heap = Heap::new();
 
-/// The allocator.
 pub(crate) struct Heap {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     lists: UnsafeCell<Lists>,
-    /// The first chunk.
     reserve: UnsafeCell<Reserve>,
 }
 
@@ -134,7 +129,6 @@ impl Heap {
 }
 
 impl Lists {
-    /// No chunk, and no free piece.
     const EMPTY: Self =
         Self { free: [null_mut(); CLASSES], next: 0, end: 0, has_used_reserve: false, has_grown: false };
 
@@ -165,7 +159,6 @@ impl Lists {
         })
     }
 
-    /// Makes new memory the current chunk.
     fn grow(&mut self) -> bool {
         let Ok(chunk) = mm::map_anonymous(CHUNK) else { return false };
         (self.next, self.end) = (chunk, chunk + CHUNK);

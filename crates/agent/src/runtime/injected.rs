@@ -1,8 +1,7 @@
 //! Whether the library was injected into a program that ran already (`pageone attach`), and not
 //! preloaded.
 //!
-//! Such a library interposes nothing by itself. The loader looks for symbols in the program and the
-//! libraries that it was started with, and finds the C library's.
+//! Such a library interposes nothing by itself: the loader finds the C library's symbols first.
 
 #![allow(unsafe_code)] // dlsym(3).
 

@@ -2,8 +2,8 @@
 //! without the lock of the tables.
 //!
 //! The event thread reads events without the lock, and acts on them later. Memory that is marked
-//! meanwhile must not be taken for older memory at the same address, which an event is about. So
-//! nothing is adopted while events are stashed, and none is read while memory is adopted:
+//! meanwhile must not be taken for older memory at its address. So nothing is adopted while events
+//! are stashed, and none is read while memory is adopted:
 //!
 //! ```text
 //!   Quiet ── begin_reading ──▶ Reading ── stash ──▶ Stashed ── begin_reading ──▶ Reading
@@ -12,21 +12,17 @@
 //!     └── begin_adopting ──▶ Adopting ── end_adopting ──▶ Quiet
 //! ```
 //!
-//! A copy of the process has no event thread: it begins anew. If the tables were copied while a
+//! A copy of the process begins anew, without an event thread. If the tables were copied while a
 //! thread changed them, it is `Inconsistent` for ever, and so are its own copies.
 //!
-//! Which thread forks is not a part of that state. A fork waits until its event is read, so events
-//! are read and stashed while it is under way.
+//! Which thread forks is no part of that: a fork waits until its event is read.
 //!
-//! A signal handler, a fork handler or a copy may run at any moment: each change is one atomic
-//! operation.
+//! Each change is one atomic operation: a handler or a copy may run at any moment.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-/// Of this process.
 pub(crate) static INTERLOCK: Interlock = Interlock::new();
 
-/// What a thread is in the midst of; see the module.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Step {
@@ -42,9 +38,7 @@ enum Step {
     Inconsistent,
 }
 
-/// See the module.
 pub(crate) struct Interlock {
-    /// A [`Step`].
     step: AtomicU8,
     /// The thread that keeps the lock and the heap across a fork, and changes nothing. Its number
     /// is that of pthread_self(3) in parent and child; 0: there is none.
@@ -93,12 +87,10 @@ impl Interlock {
         self.change(&[Step::Quiet], Step::Adopting)
     }
 
-    /// The memory is in the tables.
     pub(crate) fn end_adopting(&self) {
         self.change(&[Step::Adopting], Step::Quiet);
     }
 
-    /// Whether the tables may be read.
     pub(crate) fn has_tables(&self) -> bool {
         self.step.load(Ordering::Acquire) != Step::Inconsistent as u8
     }

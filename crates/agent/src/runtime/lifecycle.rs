@@ -16,7 +16,6 @@ pub(crate) static STARTING: Lock<()> = Lock::new(());
 /// afterwards. Set before the agent starts.
 pub(crate) static LOADING: AtomicBool = AtomicBool::new(false);
 
-/// A [`Phase`].
 static PHASE: AtomicU8 = AtomicU8::new(Phase::Idle as u8);
 
 /// What the agent does in this process.
@@ -34,7 +33,6 @@ pub(crate) enum Phase {
     Ended,
 }
 
-/// The phase now.
 pub(crate) fn phase() -> Phase {
     match PHASE.load(Ordering::Acquire) {
         0 => Phase::Idle,
@@ -44,19 +42,16 @@ pub(crate) fn phase() -> Phase {
     }
 }
 
-/// Enters a phase.
 pub(crate) fn set_phase(phase: Phase) {
     PHASE.store(phase as u8, Ordering::Release);
 }
 
-/// A [`Leaving`].
 static LEAVING: AtomicU8 = AtomicU8::new(Leaving::No as u8);
 
 /// Whether the program has asked the agent to leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Leaving {
-    /// It has not.
     No,
     /// It has, and waits.
     Asked,
@@ -84,7 +79,6 @@ pub(crate) fn ask_to_leave() {
     }
 }
 
-/// Notes what became of the wish.
 pub(crate) fn set_leaving(leaving: Leaving) {
     LEAVING.store(leaving as u8, Ordering::Release);
 }

@@ -1,8 +1,8 @@
 //! Notices that this process is a copy of the one in which the agent began.
 //!
-//! The C library's `fork` runs handlers; a raw `clone` runs none. The mark is one byte in a page
-//! that the kernel wipes in every child (`MADV_WIPEONFORK`, Linux 4.14). A process that shares the
-//! memory (`vfork`, `CLONE_VM`) sees the parent's mark, as it uses the parent's tables.
+//! A raw `clone` runs no handlers of the C library's. The mark is one byte in a page that the
+//! kernel wipes in every child (`MADV_WIPEONFORK`, Linux 4.14). A process that shares the memory
+//! (`vfork`, `CLONE_VM`) sees the parent's mark, as it uses the parent's tables.
 
 #![allow(unsafe_code)] // Reads and writes a page of its own.
 
@@ -18,13 +18,11 @@ const SETTLED: u8 = 1;
 /// A thread of a child is about to settle the tables.
 const SETTLING: u8 = 2;
 
-/// Of this process.
 pub(crate) static LINEAGE: Lineage = Lineage::new();
 
 /// The process in which the agent runs; 0: none. A child of `vfork` shares this static.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// The agent runs in this process from now on.
 pub(crate) fn set_owner() {
     OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Release);
 }
@@ -43,16 +41,11 @@ pub(crate) fn is_owner() -> bool {
 pub(crate) struct Lineage(AtomicPtr<AtomicU8>);
 
 impl Lineage {
-    /// No page yet.
     pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// Maps the page.
-    ///
-    /// # Errors
-    ///
-    /// Those of `mmap(2)`, and of `madvise(2)` where the kernel has no `MADV_WIPEONFORK`.
+    /// Maps the page. Fails where the kernel has no `MADV_WIPEONFORK`.
     pub(crate) fn begin(&self) -> Result<(), Errno> {
         if self.mark().is_some() {
             return Ok(());
@@ -80,8 +73,8 @@ impl Lineage {
         self.mark().is_none_or(|mark| mark.load(Ordering::Acquire) == SETTLED)
     }
 
-    /// Whether this process is a child that has not settled its tables. True for one thread only,
-    /// which calls [`Lineage::settled`]; others wait for that.
+    /// Whether this process is an unsettled child. True for one thread only, which calls
+    /// [`Lineage::settled`]; others wait for that.
     pub(crate) fn is_unsettled(&self) -> bool {
         let Some(mark) = self.mark() else { return false };
         loop {
@@ -95,7 +88,6 @@ impl Lineage {
         }
     }
 
-    /// The tables are this process's own now.
     pub(crate) fn settled(&self) {
         if let Some(mark) = self.mark() {
             mark.store(SETTLED, Ordering::Release);

@@ -1,9 +1,9 @@
 //! The agent's lock, and blocked signals.
 //!
-//! The lock is a `pthread` mutex in a static. A fork handler takes it before the fork, and parent
-//! and child release it after the fork; a lock of the standard library does not offer that. While
-//! it is held all signals are blocked: a handler that calls `madvise` or `munmap` on a region would
-//! wait for its own thread.
+//! A `pthread` mutex in a static: a fork handler takes it before the fork, and parent and child
+//! release it, which a lock of the standard library does not offer. While it is held all signals
+//! are blocked: a handler that calls `madvise` or `munmap` on a region would wait for its own
+//! thread.
 
 #![allow(unsafe_code)] // A lock hands out references to shared data.
 
@@ -17,7 +17,6 @@ use std::time::Duration;
 pub(crate) struct Blocked(libc::sigset_t);
 
 impl Blocked {
-    /// Blocks all signals on this thread.
     pub(crate) fn all() -> Self {
         let mut every = MaybeUninit::uninit();
         // SAFETY: `sigfillset` initialises the whole set behind the pointer, before it is read.
@@ -27,7 +26,6 @@ impl Blocked {
         })
     }
 
-    /// Unblocks all signals on this thread.
     pub(crate) fn none() -> Self {
         let mut none = MaybeUninit::uninit();
         // SAFETY: `sigemptyset` initialises the whole set behind the pointer, before it is read.
@@ -59,7 +57,6 @@ impl Drop for Blocked {
 /// A mutex that can stay locked across a fork. It lives in a static.
 pub(crate) struct Lock<T> {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
-    /// Threads that wait for the mutex.
     waiting: AtomicUsize,
     data: UnsafeCell<T>,
     /// The signal mask to restore when a guard that was kept across a fork ends.
@@ -72,7 +69,6 @@ pub(crate) struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// An unlocked lock.
     pub(crate) const fn new(data: T) -> Self {
         Self {
             mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
@@ -97,7 +93,6 @@ impl<T> Lock<T> {
         Guard { lock: self, signals: Some(signals) }
     }
 
-    /// Takes the lock if it is free.
     pub(crate) fn try_lock(&'static self) -> Option<Guard<T>> {
         let signals = Blocked::all();
         // SAFETY: the mutex is initialised, and a static never moves.
@@ -110,8 +105,7 @@ impl<T> Lock<T> {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets waiting threads take the lock first, for a millisecond at most. The mutex is not fair:
-    /// a thread that takes it again and again calls this in between.
+    /// Lets waiting threads take the lock first, for 1 ms at most: the mutex is not fair.
     pub(crate) fn yield_to_waiting(&self) {
         for _ in 0..50 {
             if !self.is_contended() {

@@ -4,8 +4,7 @@
 
 use std::os::fd::RawFd;
 
-/// Waits until one of the descriptors is ready, for at most `timeout_ms` (-1: without end). False
-/// after an error other than `EINTR`.
+/// Waits for at most `timeout_ms` (-1: for ever). False after an error other than `EINTR`.
 pub(crate) fn wait(fds: &mut [libc::pollfd], timeout_ms: i32) -> bool {
     // SAFETY: the kernel reads and writes `fds.len()` entries of the slice, which is borrowed for
     // the call. A number that is no open descriptor is reported as POLLNVAL.

@@ -1,11 +1,8 @@
 //! What the kernel says of this process, through files of `/proc` that stay open.
 //!
 //! A program may change its root directory, unmount `/proc`, or give up its privileges after it
-//! became a client. Then it can open none of these files any more. Those that were opened before
-//! go on telling of the same address space.
-//!
-//! In a forked child, and where the program has taken a descriptor, they are opened anew for each
-//! use.
+//! became a client. What was opened before goes on telling of the same address space. In a forked
+//! child, and where the program has taken a descriptor, files are opened anew for each use.
 
 use std::io;
 use std::ops::Deref;
@@ -15,7 +12,6 @@ use kmem::procfs::{Status, StatusFile};
 
 use crate::runtime::descriptors::Descriptor;
 
-/// See the module.
 pub(crate) struct ProcFiles {
     pagemap: Option<Descriptor<Pagemap>>,
     /// Of the agent's thread: the kernel says nothing of memory through a thread that has ended,
@@ -23,11 +19,8 @@ pub(crate) struct ProcFiles {
     status: Option<Descriptor<StatusFile>>,
 }
 
-/// A page map for one use.
 pub(crate) enum ProcPagemap<'f> {
-    /// It stays open.
     FromStart(&'f Pagemap),
-    /// It is closed after use.
     Reopened(Pagemap),
 }
 
@@ -42,26 +35,16 @@ impl Deref for ProcPagemap<'_> {
 }
 
 impl ProcFiles {
-    /// None is open.
     pub(crate) const fn new() -> Self {
         Self { pagemap: None, status: None }
     }
 
-    /// Opens the page map.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Pagemap::open_self`].
     pub(crate) fn open_pagemap(&mut self) -> io::Result<()> {
         self.pagemap = Some(Descriptor::new(Pagemap::open_self()?)?);
         Ok(())
     }
 
     /// Opens the status of the calling thread, which has to live as long as the descriptor is used.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`StatusFile::of_thread`].
     pub(crate) fn open_status(&mut self) -> io::Result<()> {
         self.status = Some(Descriptor::new(StatusFile::of_thread()?)?);
         Ok(())
@@ -81,10 +64,6 @@ impl ProcFiles {
     }
 
     /// Pinned and locked memory of this process, among others.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`StatusFile`].
     pub(crate) fn status(&self) -> io::Result<Status> {
         match self.status.as_ref().filter(|status| status.is_intact()) {
             Some(status) => status.read(),
@@ -92,7 +71,6 @@ impl ProcFiles {
         }
     }
 
-    /// Closes both.
     pub(crate) fn close(&mut self) {
         *self = Self::new();
     }

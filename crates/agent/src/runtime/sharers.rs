@@ -1,9 +1,9 @@
 //! Processes that share this one's memory and are none of its threads (`clone(2)` with `CLONE_VM`).
 //!
-//! Such a process outlives a client that is killed. In the middle of a window the agent's threads
-//! end with the client, and pages that were taken away never come back. A thread that touches one
-//! waits for ever, for the other process has its own descriptors of the userfaultfd; without them
-//! it would read zeros there. So no memory merges while there is such a process.
+//! Such a process outlives a client that is killed in the middle of a window: pages that were taken
+//! away never come back. A thread that touches one waits for ever, for the other process has its
+//! own descriptors of the userfaultfd; without them it would read zeros. So no memory merges while
+//! there is such a process.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
@@ -14,10 +14,8 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, test_kill_process, wai
 /// Processes that are known at a time. With more, there is one for ever.
 const COUNT: usize = 16;
 
-/// Of this process.
 pub(crate) static SHARERS: Sharers = Sharers::new();
 
-/// The processes.
 pub(crate) struct Sharers {
     /// Threads that are about to make one.
     making: AtomicUsize,
@@ -27,7 +25,6 @@ pub(crate) struct Sharers {
 }
 
 impl Sharers {
-    /// None.
     pub(crate) const fn new() -> Self {
         Self {
             making: AtomicUsize::new(0),
@@ -69,8 +66,7 @@ impl Sharers {
     }
 }
 
-/// Whether a process has this one's memory. It has not any more when it runs another program, or
-/// has ended.
+/// Whether a process has this one's memory: not when it runs another program, or has ended.
 fn shares(number: i32) -> bool {
     match kcmp_memory(getpid().as_raw_pid(), number) {
         Ok(order) => order == 0,

@@ -1,7 +1,6 @@
 //! All tables of the agent, behind one lock ([`STATE`]).
 //!
-//! The tables are parts, each with its own file. The methods here are the steps that change several
-//! parts at once and must keep them in agreement.
+//! Each part has its own file. The steps here change several parts, and keep them in agreement.
 
 pub(crate) mod bitmap;
 pub(crate) mod control;
@@ -39,19 +38,13 @@ use crate::runtime::watch::{WATCH, Watch};
 /// Of this process. Fork handlers and the C library's symbols use it too.
 pub(crate) static STATE: Lock<State> = Lock::new(State::new(&WATCH));
 
-/// See the module.
 pub(crate) struct State {
-    /// Managed memory.
     pub(crate) regions: Regions,
     /// The descriptors that managed memory is registered with.
     pub(crate) uffds: Userfaultfds,
-    /// What the kernel says of this process.
     pub(crate) files: ProcFiles,
-    /// The segments that the daemon sent.
     pub(crate) segments: Segments,
-    /// How many mappings the process has, and may have.
     pub(crate) maps: MapBudget,
-    /// The connection with the daemon.
     pub(crate) uplink: Uplink,
     /// The pool in which free pages are marked.
     pub(crate) recycler: Option<Recycler>,
@@ -62,19 +55,15 @@ pub(crate) struct State {
 /// Why a range is not taken under management.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AdoptError {
-    /// The agent is ending.
     #[error("no userfaultfd")]
     NoUserfaultfd,
-    /// The kernel refused a mapping for the bitmap.
     #[error("no memory for its bitmap")]
     NoMemory,
-    /// The kernel refused to register it.
     #[error("it cannot be registered with userfaultfd: {0}")]
     Register(Errno),
 }
 
 impl State {
-    /// Empty tables.
     pub(crate) const fn new(watch: &'static Watch) -> Self {
         Self {
             regions: Regions::new(watch),
@@ -88,8 +77,7 @@ impl State {
         }
     }
 
-    /// Takes a range under management: registers it and tells the daemon. `merged`: the parts that
-    /// are mappings of segments.
+    /// Registers a range and tells the daemon. `merged`: the parts that are mappings of segments.
     pub(crate) fn adopt(&mut self, range: Range, sticky: Sticky, merged: &[Range]) -> Result<RegionId, AdoptError> {
         let mut region = self.regions.prepare(range, sticky).ok_or(AdoptError::NoMemory)?;
         for part in merged.iter().filter_map(|part| part.intersect(&range)) {
@@ -105,8 +93,7 @@ impl State {
         Ok(id)
     }
 
-    /// Takes pages out of management and tells the daemon. They map no frame any more, or are
-    /// unmapped altogether.
+    /// Takes pages that map no frame, or are unmapped, out of management, and tells the daemon.
     pub(crate) fn give_up(&mut self, id: RegionId, run: Run) {
         if run.len > 0 && self.regions.get(id).is_some() {
             self.regions.cut(id, run);
@@ -169,8 +156,7 @@ impl State {
         self.recycler = None;
     }
 
-    /// Forgets what a forked child inherited, and leaves descriptors open: the parent may share
-    /// them.
+    /// Forgets what a child inherited. Descriptors stay open: the parent may share them.
     pub(crate) fn forsake(&mut self) {
         std::mem::forget((self.uplink.conn.take(), self.uplink.received.take()));
         self.uplink.outbox.close();

@@ -1,7 +1,7 @@
 //! Wakes a thread that waits with `poll(2)`.
 //!
-//! A pair of sockets, and not an eventfd: all eventfds have one inode, so the agent could not tell
-//! its own from one of the program's. `send(2)` writes to nothing but sockets.
+//! A pair of sockets: all eventfds have one inode, so the agent could not tell its own from one of
+//! the program's. `send(2)` writes to nothing but sockets.
 
 #![allow(unsafe_code)] // The descriptors are numbers.
 
@@ -63,8 +63,7 @@ pub(crate) static WAKE: Waker = Waker::new();
 /// Ends the event thread.
 pub(crate) static STOP: Waker = Waker::new();
 
-/// See the module. It lives in a static: threads are woken without the agent's lock, and a forked
-/// child closes it although it does not have the thread that waits.
+/// In a static: threads are woken without the lock, and a child closes it without the thread.
 pub(crate) struct Waker {
     sender: End,
     receiver: End,
@@ -75,18 +74,12 @@ pub(crate) struct Waker {
 }
 
 impl Waker {
-    /// Without descriptors.
     const fn new() -> Self {
         Self { sender: End::new(), receiver: End::new(), is_sent: AtomicBool::new(false), spare: AtomicI32::new(-1) }
     }
 
-    /// Opens it for a thread. In a program that is attached again somebody may have called
-    /// [`Waker::wake`] after the thread of the last time had looked: that is forgotten, or no later
-    /// call would send anything.
-    ///
-    /// # Errors
-    ///
-    /// Those of `socketpair(2)`.
+    /// Opens it for a thread. A [`Waker::wake`] after the thread of the last time had looked is
+    /// forgotten, or no later call would send anything.
     pub(crate) fn open(&self) -> Result<(), Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -144,7 +137,6 @@ impl Waker {
         is_file(number, self.receiver.file()).then_some(number)
     }
 
-    /// Closes both ends.
     pub(crate) fn close(&self) {
         self.sender.close();
         self.receiver.close();
@@ -156,7 +148,6 @@ impl Waker {
         self.receiver.forget();
     }
 
-    /// Whether both ends are open.
     pub(crate) fn is_intact(&self) -> bool {
         self.sender.get().is_some() && self.receiver.get().is_some()
     }

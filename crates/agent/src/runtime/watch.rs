@@ -1,22 +1,19 @@
 //! The addresses of managed memory, read without a lock.
 //!
 //! Every interposed call reads this first, from any thread: before constructors have run, inside
-//! allocators that hold their own locks, between `fork` and `exec`. So a reader allocates nothing,
-//! takes no lock and touches no thread-local storage. The table is a small list of ranges guarded
-//! by a sequence number, as the kernel's seqlock is. Writers hold the agent's lock.
+//! allocators that hold their locks, between `fork` and `exec`. So a reader allocates nothing,
+//! takes no lock and touches no thread-local storage. A sequence number guards the list, as the
+//! kernel's seqlock does. Writers hold the agent's lock.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use kmem::range::Range;
 
-/// How many ranges the table holds. Programs have a few regions; when there are more, the last slot
-/// spans all that do not fit, and some calls take the lock for nothing.
+/// How many ranges the table holds. With more, the last one spans all that do not fit.
 const SLOTS: usize = 64;
 
-/// Where managed memory lies.
 pub(crate) static WATCH: Watch = Watch::new();
 
-/// The table; see the module.
 pub(crate) struct Watch {
     sequence: AtomicUsize,
     used: AtomicUsize,
@@ -24,7 +21,6 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// An empty table.
     pub(crate) const fn new() -> Self {
         Self {
             sequence: AtomicUsize::new(0),

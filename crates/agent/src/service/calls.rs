@@ -10,8 +10,7 @@
 //!                              first growth may be older than the change
 //! ```
 //!
-//! A call that is under way holds, or waits for, the lock of the address space. Each window takes
-//! that lock too, to write, so such a call has ended before.
+//! A call that is under way has the lock of the address space, which each window takes too.
 //!
 //! Source: proc(5), `/proc/PID/syscall`; the kernel's Documentation/scheduler/sched-stats.rst.
 
@@ -41,7 +40,6 @@ struct Thread {
     grown: Option<u64>,
 }
 
-/// What a thread does now.
 #[derive(Debug, PartialEq, Eq)]
 enum Now {
     InCall,
@@ -99,7 +97,6 @@ impl Thread {
     }
 }
 
-/// What a thread does.
 fn now(id: &str) -> io::Result<Now> {
     Ok(read(id, "syscall")?.map_or(Now::Gone, |text| what(&text)))
 }

@@ -1,17 +1,17 @@
 //! The event thread: reads the events of the tracking userfaultfd.
 //!
 //! A thread that forks, moves or unmaps registered memory waits until its event is read. It may
-//! hold the lock meanwhile: a forking thread does, and so does a guarded call on memory that could
-//! not be taken from tracking. Where the lock is not free, events are read without it, stashed, and
-//! acted upon later.
+//! hold the lock: a forking thread does, and so does a guarded call on memory that could not be
+//! taken from tracking. Where the lock is not free, events are read without it, stashed, and acted
+//! upon later.
 //!
-//! The event of a fork brings a descriptor. The next child would inherit it, and with it the power
-//! to hold up the first one's forks and unmappings as long as it lives. So it is closed before the
-//! lock is free, or before another thread forks.
+//! The event of a fork brings a descriptor. The next child would inherit it, and could hold up the
+//! first one's forks and unmappings as long as it lives. So it is closed before the lock is free,
+//! or before another thread forks.
 //!
-//! Memory that is marked later at the same address must not be taken for the one that an old event
-//! is about. So nothing is marked while events are stashed, and nothing is stashed while memory is
-//! marked ([`interlock`](crate::runtime::interlock)).
+//! Memory that is marked later at the same address must not be taken for that of an old event:
+//! nothing is marked while events are stashed, and the other way round
+//! ([`interlock`](crate::runtime::interlock)).
 
 use std::thread;
 use std::time::Duration;
@@ -29,8 +29,7 @@ use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::runtime::waker::{STOP, WAKE};
 
-/// Pause between two rounds, so that waiting for the lock, or for a fork's end, costs little CPU
-/// time.
+/// Pause between two rounds, while it waits for the lock or for a fork's end.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Pause between two rounds where `poll(2)` is refused.
@@ -48,8 +47,8 @@ struct Stash {
 }
 
 impl Stash {
-    /// An empty one. Pieces as large as it are mappings of their own, which are made without the
-    /// heap's lock. A forking thread holds that lock, and waits until this one reads its event.
+    /// Pieces as large as it are mappings of their own, made without the heap's lock: a forking
+    /// thread holds that, and waits until this one reads its event.
     fn new() -> Self {
         let mut others = Vec::new();
         // Without memory it is tried again with the first event.

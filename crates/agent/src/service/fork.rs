@@ -1,9 +1,9 @@
 //! Forks: the lock is held across one, so that the child gets consistent tables.
 //!
-//! A child has the parent's mappings (except where `MADV_DONTFORK` holds), merged pages among them,
-//! and none of its threads. It keeps the tables for the guards, closes what it inherited, and takes
-//! no memory of its own under management. A fork that copies mappings of frames is counted in the
-//! control page before the child exists.
+//! A child has the parent's mappings (except with `MADV_DONTFORK`), merged pages among them, and
+//! none of its threads. It keeps the tables for the guards, closes what it inherited, and takes no
+//! memory under management. A fork that copies mappings of frames is counted in the control page
+//! before the child exists.
 //!
 //! ```text
 //! fork            handlers of the C library: prepare ─▶ fork ─▶ parent, child
@@ -13,13 +13,13 @@
 //!                 call notices (Lineage), and settles the tables
 //! ```
 //!
-//! The handlers are registered before those of everybody else. The C library calls `prepare` in
-//! reverse order: so the lock is taken last, and released first. An allocator may hold its own lock
-//! across a fork, and call `madvise` or `munmap` with that lock held.
+//! The handlers are registered first, and the C library calls `prepare` in reverse order: so the
+//! lock is taken last, and released first. An allocator may hold its own lock across a fork, and
+//! call `madvise` or `munmap` with it held.
 //!
-//! In a program that was attached the handlers come last, so the lock would be taken first. There
-//! it is kept across a fork only if children inherit managed memory, which QEMU's do not
-//! (`MADV_DONTFORK`). Otherwise the child is one of a raw `clone`, without a step.
+//! In a program that was attached the handlers come last, so the lock would be taken first. It is
+//! kept across a fork only if children inherit managed memory (QEMU's do not: `MADV_DONTFORK`).
+//! Otherwise the child is one of a raw `clone`.
 
 #![allow(unsafe_code)] // Registers handlers with the C library.
 
@@ -41,24 +41,28 @@ use crate::runtime::sharers::SHARERS;
 use crate::runtime::state::STATE;
 use crate::runtime::waker::{STOP, WAKE};
 
-/// The handlers are registered with the C library. Allocators register theirs before constructors
-/// have run.
+/// The handlers are registered with the C library; allocators do that before constructors run.
 static FORKS_WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Pause between two looks at whether the event thread has closed what it read.
 const READING_PAUSE: Duration = Duration::from_micros(20);
 
 type Handler = Option<unsafe extern "C" fn()>;
-/// The C library's function behind pthread_atfork(3).
 type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
 
-/// `__register_atfork` of the C library, which registers the agent's handlers first. The answer is
-/// an error number.
+/// The C library's function behind pthread_atfork(3). It registers the agent's handlers first. The
+/// answer is an error number.
 ///
 /// # Safety
 ///
 /// The contract of pthread_atfork(3).
-pub(crate) unsafe fn register(prepare: Handler, parent: Handler, child: Handler, library: *mut c_void) -> c_int {
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __register_atfork(
+    prepare: Handler,
+    parent: Handler,
+    child: Handler,
+    library: *mut c_void,
+) -> c_int {
     // SAFETY: the name is a C string. The C library's function of that name has this type.
     let real: Option<Register> = unsafe { mem::transmute(libc::dlsym(libc::RTLD_NEXT, c"__register_atfork".as_ptr())) };
     let Some(real) = real else { return libc::ENOSYS };
@@ -77,7 +81,6 @@ pub(crate) unsafe fn register(prepare: Handler, parent: Handler, child: Handler,
     }
 }
 
-/// Whether the handlers are registered.
 pub(super) fn is_watched() -> bool {
     FORKS_WATCHED.load(Ordering::Acquire)
 }
@@ -90,7 +93,7 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     is_injected();
     // SAFETY: no handler is given.
-    unsafe { register(None, None, None, null_mut()) };
+    unsafe { __register_atfork(None, None, None, null_mut()) };
 }
 
 /// Makes a system call that forks, between the same steps as the C library's `fork`.
@@ -188,8 +191,8 @@ fn end() {
     STARTING.reset();
 }
 
-/// Settles the tables of a child that no step of a fork has prepared. Called before every use of
-/// the tables on the program's behalf.
+/// Settles the tables of a child that no step of a fork has prepared. Called before each use of the
+/// tables on the program's behalf.
 ///
 /// Descriptors are forgotten and stay open: the parent may share the table of descriptors
 /// (`CLONE_FILES`). The parent's userfaultfds are never used here.

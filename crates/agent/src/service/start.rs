@@ -1,9 +1,8 @@
-//! The agent's two threads, started when the program marks memory for the first time, with every
-//! signal blocked.
+//! The agent's two threads, started with the first marked memory, with all signals blocked.
 //!
-//! The *agent* thread speaks with the daemon and merges ([`crate::daemon::link`]). The *event*
-//! thread reads the events of the tracking userfaultfd ([`crate::service::events`]). A panic in
-//! either ends management and never the program: tables and guards stay.
+//! The *agent* thread speaks with the daemon and merges ([`crate::daemon::link`]), the *event*
+//! thread reads the tracking userfaultfd ([`crate::service::events`]). A panic in either ends
+//! management and never the program: tables and guards stay.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -48,10 +47,8 @@ const LOADING_STEP: Duration = Duration::from_millis(5);
 /// Why the agent does not run in this program.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// It has detached, or could not start before, or this is a forked child.
     #[error("the agent of this process has ended")]
     Ended,
-    /// `pageone run` sets this variable.
     #[error("{} is not set", wire::ENV_SOCKET)]
     NoSocket,
     /// The wire, the store and the tables count pages of 4 KiB.
@@ -67,37 +64,23 @@ pub(crate) enum StartError {
     /// (`PR_SET_DUMPABLE`), itself included where it is not privileged.
     #[error("its page map cannot be read: {0}")]
     Pagemap(io::Error),
-    /// A userfaultfd cannot be created.
     #[error(transparent)]
     Userfaultfd(#[from] CreateError),
-    /// A pair of sockets, or the identity of a descriptor, cannot be had.
     #[error("sockets to wake threads: {0}")]
     Waker(#[from] Errno),
-    /// A descriptor cannot be used.
     #[error("a descriptor: {0}")]
     Descriptor(#[from] io::Error),
-    /// The C library does not take fork handlers.
     #[error("fork handlers cannot be registered")]
     ForkHandlers,
     /// A child could not be told from its parent.
     #[error("no memory that is wiped in forked children (Linux 4.14): {0}")]
     Lineage(Errno),
-    /// A thread cannot be started.
     #[error("thread {name}: {error}")]
-    Thread {
-        /// The thread's name.
-        name: &'static str,
-        /// Why.
-        error: io::Error,
-    },
+    Thread { name: &'static str, error: io::Error },
 }
 
-/// Starts the agent if it does not run yet. The daemon's socket is named by the environment without
-/// `socket`. The caller has blocked all signals.
-///
-/// # Errors
-///
-/// It does not run, and will not in this process.
+/// Starts the agent if it does not run yet. Without `socket` the environment names it. The caller
+/// has blocked all signals. After an error it will not run in this process.
 pub(crate) fn start(socket: Option<&Path>) -> Result<(), StartError> {
     let _one = matches!(phase(), Phase::Idle | Phase::Starting).then(|| STARTING.lock());
     match phase() {
@@ -115,8 +98,8 @@ pub(crate) fn start(socket: Option<&Path>) -> Result<(), StartError> {
     })
 }
 
-/// Starts the agent in a program that is attached, for the first time or again; the agent has ended
-/// before. The caller has blocked all signals.
+/// Starts the agent, which has ended before, in a program that is attached. The caller has blocked
+/// all signals.
 pub(crate) fn start_attached(socket: PathBuf) -> Result<(), StartError> {
     let _one = STARTING.lock();
     begin(socket)
@@ -144,7 +127,6 @@ fn tell_if_denied(error: &StartError) {
 }
 
 impl StartError {
-    /// Whether a system call was denied.
     fn is_denied(&self) -> bool {
         let errno = match self {
             Self::Userfaultfd(CreateError::Os(errno)) | Self::Waker(errno) | Self::Lineage(errno) => *errno,
@@ -236,8 +218,8 @@ fn undo() {
     WAKE.close();
 }
 
-/// The userfaultfd that regions are registered with, and whether it reports forks. That needs
-/// CAP_SYS_PTRACE: without it forks that bypass the C library go unseen.
+/// The userfaultfd that regions are registered with, and whether it reports forks past the C
+/// library: that needs CAP_SYS_PTRACE.
 fn tracking_uffd() -> Result<(Uffd, ForkEvents), CreateError> {
     let features =
         Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED | Features::EVENT_REMAP | Features::EVENT_UNMAP;
@@ -252,16 +234,11 @@ fn tracking_uffd() -> Result<(Uffd, ForkEvents), CreateError> {
 /// The agent's threads. A program is attached again only after those of the last time have ended.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether a thread of the agent's has not ended.
 pub(crate) fn has_threads() -> bool {
     THREADS.load(Ordering::Acquire) > 0
 }
 
 /// Starts a thread of the agent's.
-///
-/// # Errors
-///
-/// [`StartError::Thread`].
 pub(crate) fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
     let signals = Blocked::all();
     let body = move || {

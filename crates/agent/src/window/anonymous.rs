@@ -28,6 +28,35 @@ pub(crate) unsafe fn cover(region: &mut Region, run: Run, grounds: Grounds) -> R
     Ok(())
 }
 
+/// Moves a copy over pages of a region, in one step, once `fill` has given it their bytes. After an
+/// error they are as they were.
+///
+/// # Safety
+///
+/// The pages lie in an open window and may be taken away; `fill` writes the bytes that they have
+/// for the program.
+pub(super) unsafe fn replace_by_copy<E: From<Errno>>(
+    region: &mut Region,
+    run: Run,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let place = region.bytes(run);
+    let copy = Range::new(gate::map_anywhere(place.len, region.sticky)?, place.len);
+    // SAFETY: mapped just now for reading and writing, and nobody else knows it.
+    let moved = fill(unsafe { std::slice::from_raw_parts_mut(copy.start as *mut u8, copy.len) }).and_then(|()| {
+        advise(region, copy, Backing::Anonymous);
+        // SAFETY: the window is open. By the contract the copy has the bytes that the place had,
+        // so readers see no difference, and nobody refers to it any more.
+        Ok(unsafe { gate::move_over(copy, place.start) }?)
+    });
+    match moved {
+        Ok(()) => region.mapped.clear(run),
+        // SAFETY: the copy stays where it was mapped above, and nothing refers to it.
+        Err(_) => unsafe { gate::unmap_own(copy) },
+    }
+    moved
+}
+
 /// What a new mapping is of. Advice on huge pages is for anonymous memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backing {

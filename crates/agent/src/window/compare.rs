@@ -64,12 +64,8 @@ pub(super) unsafe fn compare(
 ) {
     let place = region.bytes(merge.run).start;
     let MergeRun { run, target } = merge;
-    let frames = match target {
-        Target::Zero => None,
-        Target::Frames { segment, slot } => match segments.get(segment) {
-            Some(held) => Some(held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE)),
-            None => return verdicts.push((run, Verdict::Settled(Outcome::Failed))),
-        },
+    let Ok(frames) = segments.frames(target) else {
+        return verdicts.push((run, Verdict::Settled(Outcome::Failed)));
     };
     let mut found = Found::new(merge);
     let mut done = 0;
@@ -112,7 +108,6 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// No findings yet on the pages of a run.
     pub(super) fn new(MergeRun { run, target }: MergeRun) -> Self {
         Self { run, target, start: 0, finding: None }
     }
@@ -137,9 +132,8 @@ impl Found {
     }
 }
 
-/// Pages that were taken away, and do not equal their target: beside the sample, or since a device
-/// wrote to them after the comparison and has let go of them. Or page or frame cannot be read any
-/// more. Ascending, with their outcomes.
+/// Pages that were taken away and do not equal their target (beside the sample, or since a device
+/// wrote to them and has let go), or cannot be read any more. Ascending, with outcomes.
 ///
 /// # Safety
 ///
@@ -155,15 +149,9 @@ pub(super) unsafe fn changed(
     memory: Memory,
 ) -> Vec<(PageNo, Outcome)> {
     let MergeRun { run, target } = merge;
-    let frames = match target {
-        Target::Zero => None,
-        Target::Frames { segment, slot } => {
-            // Not reached without it: the comparison found the segment, under the same lock.
-            let Some(held) = segments.get(segment) else {
-                return run.pages().map(|page| (page, Outcome::Differs)).collect();
-            };
-            Some(held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE))
-        }
+    // Not reached without it: the comparison found the segment, under the same lock.
+    let Ok(frames) = segments.frames(target) else {
+        return run.pages().map(|page| (page, Outcome::Differs)).collect();
     };
     let can_read = |first: usize, pages: usize| safe_read::readable(Range::new(first, pages * PAGE_SIZE)) == pages;
     // All at once first: page by page the calls cost more than comparing.

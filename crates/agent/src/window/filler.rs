@@ -1,8 +1,8 @@
 //! Memory becomes plain again, in one mapping with its neighbours.
 //!
 //! Fresh anonymous memory joins the mapping beside it, if no page of it was touched before it is in
-//! its place. But a thread that reads it before it is filled would see zeros. So it comes there
-//! registered with a userfaultfd: readers wait until it is filled.
+//! its place. It comes there registered with a userfaultfd: readers wait until it is filled, and
+//! see no zeros.
 //!
 //! ```text
 //! open      the window's span goes to the filler's userfaultfd: writers wait
@@ -12,11 +12,11 @@
 //! close     the span is tracked again; the kernel joins the mappings
 //! ```
 //!
-//! Memory stays registered when it moves only if the userfaultfd has `EVENT_REMAP`. Then `mremap`
-//! waits until the event is read: a thread of the filler's own does that.
+//! Memory stays registered when it moves only with `EVENT_REMAP`. Then `mremap` waits until the
+//! event is read, by a thread of the filler's own.
 //!
 //! A child of a fork past the C library lacks what is not filled yet. Where the kernel reports
-//! forks, its copy of the window is registered too, and it gets the same bytes.
+//! forks, its copy of the window is registered too, and gets the same bytes.
 
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
@@ -45,7 +45,6 @@ const STACK: usize = 64 << 10;
 /// How often, once in a millisecond, filling a page is tried before the program is ended.
 const FILL_TRIES: u32 = 1000;
 
-/// The userfaultfd and its reader.
 pub(crate) struct Filler {
     uffd: Arc<Descriptor<Uffd>>,
     stop: Arc<Descriptor<OwnedFd>>,
@@ -86,7 +85,6 @@ fn keep<T: AsFd>(fd: T) -> Result<Descriptor<T>, Errno> {
     Descriptor::new(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// The userfaultfd of a filler.
 pub(crate) fn create() -> Result<Uffd, CreateError> {
     let features = Features::WP | Features::WP_UNPOPULATED | Features::EVENT_REMAP;
     Uffd::new(features | Features::EVENT_FORK).or_else(|_| Uffd::new(features))
@@ -110,7 +108,6 @@ impl Filler {
         self.uffd.write_protect(span, Protection::Set)
     }
 
-    /// Closes the window.
     pub(crate) fn close(&self, span: Range) {
         // Fails only where nothing is mapped.
         let _ = self.uffd.unregister(span);

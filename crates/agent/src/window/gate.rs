@@ -14,8 +14,8 @@
 //! | mapped just now, its address known to nobody | may go: it becomes a snapshot's page |
 //! | claimed, since its guest marked it | by `UFFDIO_MOVE`, which leaves pinned pages; where it lies in a mapping of a segment, only while nothing is pinned |
 //!
-//! Writers wait while a page is replaced, and what replaces it has the same bytes. Between the look
-//! at the kernel's notes of writes and the moment when writers wait, some 10 us pass. A device that
+//! Writers wait while a page is replaced, and what replaces it has the same bytes. Some 10 us pass
+//! between the look at the kernel's notes of writes and the moment when writers wait: a device that
 //! pins a copy just then, after the whole cooldown, is not seen.
 
 #![allow(unsafe_code)] // Replaces and discards mappings.
@@ -51,7 +51,6 @@ pub(crate) enum Grounds {
 /// Which copies in mappings of segments may be replaced.
 #[derive(Clone, Debug)]
 pub(crate) enum Copies {
-    /// None.
     Stay,
     /// Those outside of these runs, which are ascending: they were written lately.
     CooledBut(Vec<Run>),
@@ -92,8 +91,7 @@ pub(crate) fn clean_pages(region: &Region, run: Run, pagemap: &Pagemap) -> Vec<R
     pages_like(region, run, &query, pagemap)
 }
 
-/// The merged pages of a run that were written since they were last write-protected. All of them if
-/// the kernel cannot say.
+/// The merged pages of a run that were written since the last protection; all if it is not known.
 pub(crate) fn written_pages(region: &Region, run: Run, pagemap: &Pagemap) -> Vec<Run> {
     let query =
         Query { required: Categories::WRITTEN, any_of: Categories::PRESENT | Categories::SWAPPED, ..Query::default() };
@@ -162,8 +160,7 @@ pub(super) fn map_anywhere(len: usize, sticky: Sticky) -> Result<usize, Errno> {
     unsafe { map(0, len, 0, libc::PROT_READ | libc::PROT_WRITE, sticky) }
 }
 
-/// Maps anonymous memory with the flags of the program's own, so that the kernel joins it with its
-/// neighbours.
+/// Maps anonymous memory with the program's own flags, so that the kernel joins it with neighbours.
 ///
 /// # Safety
 ///
@@ -196,8 +193,7 @@ pub(super) unsafe fn unmap_own(memory: Range) {
     let _ = unsafe { mm::unmap(memory) };
 }
 
-/// Takes claimed pages away one by one, but not those that are pinned. The scratch area that they
-/// go to is emptied when it is full, and in the end.
+/// Takes claimed pages away, but pinned ones. Empties the scratch area when it is full.
 pub(crate) struct Taker<'a> {
     uffd: &'a WindowUffd,
     used: usize,

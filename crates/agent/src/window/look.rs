@@ -2,20 +2,18 @@
 //!
 //! Pages that can be moved are compared whole where they were moved to. One that differs is put
 //! back, which costs as much as ten looks, and counts as written afterwards. A look at every page
-//! would cost a tenth of all merging: a cache line of the page and one of its frame come from
-//! memory. But most pages equal their targets, and those that differ lie together, since the daemon
-//! predicted them by what is in front of them. So every eighth page is looked at, and all pages
-//! around one that differs.
+//! would cost a tenth of all merging (two cache lines from memory). But most pages equal their
+//! targets, and those that differ lie together, since the daemon predicted them by what is in front
+//! of them. So every eighth page is looked at, and all around one that differs.
 //!
-//! The lines of many pages are read in one system call, which returns an error where a dereference
-//! would end the program. A page that the look left out and that cannot be read is noticed when it
-//! is taken away: `UFFDIO_MOVE` refuses it.
+//! The lines of many pages are read in one system call, which fails where a dereference would end
+//! the program. A page that cannot be read and was not looked at is refused by `UFFDIO_MOVE`.
 
 #![allow(unsafe_code)] // Reads frames.
 
 use kmem::PAGE_SIZE;
 use kmem::procmem::{OWN_PARTS, prefetch, read_own_parts};
-use wire::{MergeRun, Target};
+use wire::MergeRun;
 
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segments;
@@ -47,13 +45,7 @@ impl Looked {
     pub(super) unsafe fn at(region: &Region, segments: &Segments, runs: impl Iterator<Item = MergeRun>) -> Self {
         let mut pages = Vec::new();
         for MergeRun { run, target } in runs {
-            let first = match target {
-                Target::Zero => None,
-                Target::Frames { segment, slot } => {
-                    let held = segments.get(segment);
-                    held.map(|held| held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE).cast_const())
-                }
-            };
+            let first = segments.frames(target).unwrap_or_default();
             pages.extend((0..run.len as usize).map(|i| Pair {
                 page: region.bytes(run).start + i * PAGE_SIZE + LINE.start,
                 frame: first.map_or(ZEROS.as_ptr(), |first| first.wrapping_add(i * PAGE_SIZE)).wrapping_add(LINE.start),

@@ -15,7 +15,7 @@ use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segment;
 use crate::runtime::state::window_uffd::{PutBack, WindowUffd};
-use crate::window::anonymous::{Backing, advise, cover};
+use crate::window::anonymous::{cover, replace_by_copy};
 use crate::window::gate::{self, Grounds};
 
 /// How often, once in a millisecond, covering a hole is tried before the program is ended.
@@ -28,8 +28,8 @@ pub(super) struct Taken<'a> {
     pub(super) offset: usize,
 }
 
-/// Takes pages away as far as they can be checked for pins; returns the first that must stay, or
-/// the end. Pages that lie in a mapping of a segment cannot be checked, and stay where they are.
+/// Takes pages away as far as pins can be checked; returns the first that must stay, or the end.
+/// Pages that lie in a mapping of a segment stay where they are.
 ///
 /// # Safety
 ///
@@ -107,9 +107,8 @@ pub(super) unsafe fn map_frames(
 }
 
 /// Enters frames into the page tables that were just mapped, as far as they are in memory. While
-/// the place is not tracked yet the kernel enters several at once; later each would take a fault of
-/// its own. A virtual CPU would take two: KVM has the frame fetched in the background (asynchronous
-/// page faults), and the guest comes again.
+/// the place is not tracked yet the kernel enters several at once; later each would take a fault,
+/// and two from a virtual CPU (KVM fetches the frame in the background, and the guest comes again).
 fn populate(place: Range) {
     // SAFETY: a read fault without a read changes no byte. Failure (memory that is broken, Linux
     // before 5.14) is nothing: whoever reads faults.
@@ -138,35 +137,22 @@ unsafe fn fill_hole(region: &mut Region, run: Run, segment: &Segment, slot: Slot
     std::process::abort();
 }
 
-/// Moves a copy of the frames over the pages, in one step: until then a thread that touches the
-/// hole faults either way. The frames are read through the descriptor, where memory that has failed
-/// is an error.
+/// Moves a copy of the frames over the pages, in one step: until then who touches the hole faults
+/// either way. Frames are read through the descriptor, where failed memory is an error.
 ///
 /// # Safety
 ///
-/// The pages lie in an open window, and were equal to the frames from `slot` on, which lie in the
-/// segment.
+/// That of [`fill_hole`].
 unsafe fn try_fill_hole(region: &mut Region, run: Run, segment: &Segment, slot: Slot) -> io::Result<()> {
-    let place = region.bytes(run);
-    let copy = Range::new(gate::map_anywhere(place.len, region.sticky)?, place.len);
-    // SAFETY: mapped just now for reading and writing, and nobody else knows it.
-    let pages = unsafe { std::slice::from_raw_parts_mut(copy.start as *mut [u8; PAGE_SIZE], place.pages()) };
-    let filled = pages
-        .iter_mut()
-        .enumerate()
-        .try_for_each(|(i, page)| memfd::read_page(segment.fd.as_fd(), slot.index() + i, page));
-    let moved = filled.and_then(|()| {
-        advise(region, copy, Backing::Anonymous);
-        // SAFETY: the window is open. By the contract the copy has the bytes that the place had,
-        // and nobody refers to it any more.
-        unsafe { gate::move_over(copy, place.start) }.map_err(io::Error::from)
-    });
-    match moved {
-        Ok(()) => region.mapped.clear(run),
-        // SAFETY: the copy stays where it was mapped above, and nothing refers to it.
-        Err(_) => unsafe { gate::unmap_own(copy) },
-    }
-    moved
+    let fill = |bytes: &mut [u8]| {
+        let pages = bytes.as_chunks_mut::<PAGE_SIZE>().0;
+        pages
+            .iter_mut()
+            .enumerate()
+            .try_for_each(|(i, page)| memfd::read_page(segment.fd.as_fd(), slot.index() + i, page))
+    };
+    // SAFETY: this function's contract covers it.
+    unsafe { replace_by_copy(region, run, fill) }
 }
 
 /// The same in two steps, which takes fewer mappings: a thread that touches the place between them
@@ -174,8 +160,7 @@ unsafe fn try_fill_hole(region: &mut Region, run: Run, segment: &Segment, slot: 
 ///
 /// # Safety
 ///
-/// The pages lie in an open window, and were equal to the frames from `slot` on, which lie in the
-/// segment.
+/// That of [`fill_hole`].
 unsafe fn cover_hole(region: &mut Region, run: Run, segment: &Segment, slot: Slot) -> io::Result<()> {
     for (i, page) in run.pages().enumerate() {
         let mut bytes = [0; PAGE_SIZE];

@@ -15,14 +15,14 @@
 //! mapping. Pages that are left alone keep their place in a virtual machine's stage-2 page tables;
 //! so a part reaches over few of them ([`PART_GAP`]).
 //!
-//! Where pages cannot be moved (see [`crate::runtime::state::window_uffd`]) the window is one part,
+//! Where pages cannot be moved ([`crate::runtime::state::window_uffd`]) the window is one part,
 //! whose writers wait from the beginning, and pages are compared in place.
 //!
-//! After a part is closed, its pages that were not replaced are marked as clean for tracking again:
-//! they were clean in the last scan. A write that comes before that costs a missed merge at most,
-//! since every merge compares, and the daemon's change logs list all pages of a window. Pages that
-//! map a frame are marked only as long as they do: if one is written, its copy must show in the
-//! next scan, or its frame would be kept for ever.
+//! After a part is closed, its pages that were not replaced are marked as clean for tracking again,
+//! as they were in the last scan. A write before that costs a missed merge at most: every merge
+//! compares, and the daemon's change logs list all pages of a window. Pages that map a frame are
+//! marked only as long as they do: a copy must show in the next scan, or its frame would be kept
+//! for ever.
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
@@ -61,7 +61,6 @@ const PART_GAP: u32 = 8;
 
 /// The runs of one window, as far as it gets.
 pub(crate) struct Request<'a> {
-    /// Their region.
     pub(crate) region: RegionId,
     /// Ascending and disjoint, within [`crate::window::MAX_PAGES`] from the first page to the last.
     pub(crate) runs: &'a [MergeRun],
@@ -74,10 +73,8 @@ pub(crate) struct Request<'a> {
 /// When the process is checked for pinned and locked memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeldCheck {
-    /// In this window.
     Now,
-    /// Only where taking pages away does not show pins: an earlier window of the batch has found
-    /// none.
+    /// Only where taking shows no pins: an earlier window of the batch has found none.
     IfUnseen,
 }
 
@@ -104,8 +101,7 @@ pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
     window.report
 }
 
-/// Whether a process that is no thread of this one would be left alone with an open window, if this
-/// one were killed.
+/// Whether another process would be left alone with an open window, if this one were killed.
 fn is_shared() -> bool {
     !sabotage::is_on(Sabotage::NoSharerCheck) && SHARERS.any()
 }
@@ -190,8 +186,8 @@ impl<'s> Window<'s> {
         })
     }
 
-    /// Refuses runs that lack a segment, or room for their mappings. True if some are left; without
-    /// any, the outcome of all is settled.
+    /// Refuses runs that lack a segment, or room for their mappings. False: all outcomes are
+    /// settled.
     fn refuse(&mut self) -> bool {
         let mut new_maps = 0;
         let refusal = |merge: &MergeRun| {

@@ -26,10 +26,9 @@ pub(crate) fn held_memory(files: &ProcFiles) -> Option<Outcome> {
 
 /// Makes the kernel see that a page is this process's alone.
 ///
-/// After a fork the kernel takes pages for shared until they are written, even when the child is
-/// gone, and refuses to move them. A write fault without a write (`MADV_POPULATE_WRITE`) settles
-/// that; the page counts as written afterwards. A page that a child still maps stays as it is,
-/// since the fault would copy it.
+/// After a fork the kernel takes pages for shared until they are written, and refuses to move them.
+/// A write fault without a write (`MADV_POPULATE_WRITE`) settles that; the page counts as written.
+/// A page that a child still maps stays as it is, since the fault would copy it.
 pub(super) fn unshare(page: Range, files: &ProcFiles) {
     /// Bit 56: the page is mapped here only (Documentation/admin-guide/mm/pagemap.rst).
     const EXCLUSIVE: u64 = 1 << 56;

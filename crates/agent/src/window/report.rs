@@ -40,7 +40,6 @@ impl WindowReport {
         }
     }
 
-    /// Notes the same outcome of several runs.
     pub(super) fn settle_all(&mut self, runs: &[MergeRun], outcome: Outcome) {
         runs.iter().for_each(|merge| self.settle(merge.run, outcome));
     }

@@ -78,7 +78,6 @@ fn with_neighbours(region: &Region, window: Run) -> Run {
     Run::between(start, end)
 }
 
-/// Restores the merged pages of one window.
 fn restore(
     state: &mut State,
     id: RegionId,

@@ -1,12 +1,11 @@
 //! Reading the program's memory so that nothing there ends the program.
 //!
-//! A dereference could: memory may be gone (glibc unmaps inside `free`, past every guard) or
-//! protected, and a page may be poisoned by a memory error. The agent's threads block SIGBUS, so
-//! the kernel would kill the program, QEMU for instance, instead of letting it handle the error.
+//! A dereference could: memory may be gone (glibc unmaps inside `free`, past every guard),
+//! protected, or poisoned. The agent's threads block SIGBUS, so the kernel would kill the program
+//! instead of letting it handle the error.
 //!
-//! What is read in bulk is asked for first ([`readable`]): a system call that reads a byte of each
-//! page returns an error in all these cases. What is copied is read as another process would
-//! ([`Buffer`]).
+//! What is read in bulk is asked for first ([`readable`], by a system call that reads a byte of
+//! each page). What is copied is read as another process would ([`Buffer`]).
 
 #![allow(unsafe_code)] // Advises on the program's memory.
 
@@ -66,8 +65,7 @@ impl Presence {
     }
 }
 
-/// An empty vector with room, where the kernel gives that: the program may have limited itself, and
-/// is not ended for it.
+/// An empty vector with room. The program, which may have limited itself, is not ended for it.
 pub(crate) fn reserve(len: usize) -> Result<Vec<u8>, Errno> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(len).map_err(|_| Errno::NOMEM)?;

@@ -2,9 +2,9 @@
 //!
 //! A window spans the pages between its runs too. It ends before the first of these that was
 //! written since the last scan: its writer may write again, and would wait; and closing the window
-//! would clear the kernel's note of the write. Where runs are to be *calm*, it ends before such a
-//! page of a run as well, and that page is skipped: it may have changed long after the daemon read
-//! it, and a page that is written often is not worth merging.
+//! would clear the kernel's note. Where runs are to be *calm*, it ends before such a page of a run
+//! as well, which is skipped: it may have changed long after the daemon read it, and is not worth
+//! merging.
 
 use kmem::pagemap::{Categories, Pagemap, Query};
 use wire::{MergeRun, Run};
@@ -15,7 +15,6 @@ use crate::window::runs::split;
 /// Which pages of some runs are to be merged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pages {
-    /// All of them.
     All,
     /// Those that were not written since the last scan.
     Calm,
@@ -37,9 +36,8 @@ pub(super) struct Selection {
     pub(super) rest: Vec<MergeRun>,
 }
 
-/// The pages of a window that the program has written since the last scan, ascending. Unless the
-/// runs are to be calm, only pages between them count: then the kernel is asked only if there are
-/// any.
+/// The pages of a window that were written since the last scan, ascending. Unless the runs are to
+/// be calm, only pages between them count, if there are any.
 fn written_pages(region: &Region, window: Run, runs: &[MergeRun], pages: Pages, pagemap: &Pagemap) -> Vec<Run> {
     let mut written = Vec::new();
     let has_gaps = runs.windows(2).any(|pair| pair[0].run.end() < pair[1].run.page);

@@ -12,7 +12,7 @@ use crate::runtime::proc_files::ProcFiles;
 use crate::runtime::state::State;
 use crate::runtime::state::region::{Region, Sticky};
 use crate::window::MAX_PAGES;
-use crate::window::anonymous::{Backing, advise, cover, repeat_advice};
+use crate::window::anonymous::{Backing, cover, repeat_advice, replace_by_copy};
 use crate::window::gate::{self, Copies, Grounds};
 use crate::window::safe_read::Buffer;
 
@@ -27,8 +27,8 @@ pub(crate) enum Users {
     None,
 }
 
-/// Turns merged pages back into anonymous memory with the same bytes, window by window. Pages that
-/// may not be taken away stay in their mappings of segments: [`Region::mapped`] has them.
+/// Turns merged pages back into anonymous memory with the same bytes. Those that may not be taken
+/// away stay in their mappings of segments ([`Region::mapped`]).
 pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -> Result<(), Errno> {
     let copies = Copies::at_once(state.direct_io);
     let State { regions, uffds, files, .. } = state;
@@ -55,8 +55,7 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
     }
 }
 
-/// Whether some page may not be taken away. No window is open: a copy that is written now was one
-/// before.
+/// Whether some page may not be taken away. A copy that is written now was one before.
 fn has_to_stay(region: &Region, run: Run, copies: &Copies, files: &ProcFiles, buffer: &mut Buffer) -> bool {
     let windows = gate::merged(region, run).into_iter().flat_map(|merged| {
         (merged.page.0..merged.end().0)
@@ -100,38 +99,17 @@ unsafe fn unmerge_window(
         match users {
             // SAFETY: the run lies in the open window and may go; the bytes were read while writers
             // were blocked.
-            Users::Active => unsafe { replace_with_copy(region, run, bytes) }?,
+            Users::Active => unsafe {
+                replace_by_copy::<Errno>(region, run, |copy| {
+                    copy.copy_from_slice(bytes);
+                    Ok(())
+                })
+            }?,
             // SAFETY: the run lies in the open window and may go, and by the contract no thread
             // uses it.
             Users::None => unsafe { refill(region, run, bytes) }?,
         }
     }
-    Ok(())
-}
-
-/// Moves a copy of the pages over them, in one step.
-///
-/// # Safety
-///
-/// The pages lie in an open window, may be taken away, and hold these bytes.
-unsafe fn replace_with_copy(region: &mut Region, run: Run, bytes: &[u8]) -> Result<(), Errno> {
-    let place = region.bytes(run);
-    let copy = gate::map_anywhere(place.len, region.sticky)?;
-    let from = Range::new(copy, place.len);
-    // SAFETY: `copy` is a fresh mapping of that length, which nobody else knows; `bytes` is as
-    // long. By the contract the copy has the place's bytes when it takes its address, and no thread
-    // writes there, so readers see no difference.
-    let moved = unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy as *mut u8, place.len);
-        advise(region, from, Backing::Anonymous);
-        gate::move_over(from, place.start)
-    };
-    if moved.is_err() {
-        // SAFETY: the copy stays where it was mapped above, and nothing refers to it.
-        unsafe { gate::unmap_own(from) };
-    }
-    moved?;
-    region.mapped.clear(run);
     Ok(())
 }
 

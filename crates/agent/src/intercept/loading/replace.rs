@@ -5,13 +5,12 @@
 //! The mapping is moved aside, and holds all bytes: those of the file, and those of the pages that
 //! the program has written. The memory in its place is empty, and loaded from there.
 //!
-//! Its place is never a hole: threads that have nothing to do with the guest go on, and the C
-//! library would map an arena of theirs there, which the new memory would cover.
+//! Its place is never a hole: other threads go on, and the C library would map an arena there,
+//! which the new memory would cover.
 //!
 //! The program must stand still meanwhile: QEMU's processors are stopped, and its disks have
-//! nothing to do. A thread that touches the memory all the same, while it is replaced, gets SIGSEGV
-//! and no other bytes. But a device that has pinned a page would write into the mapping that is
-//! aside.
+//! nothing to do. A thread that touches the memory all the same gets SIGSEGV and no other bytes.
+//! But a device that has pinned a page would write into the mapping that is aside.
 
 use std::fs::File;
 use std::io;
@@ -30,16 +29,12 @@ use crate::window::anonymous::{Backing, repeat_advice};
 /// Why a mapping stays.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplaceError {
-    /// `/proc/self/mem` cannot be read.
     #[error("its memory cannot be read through /proc: {0}")]
     Memory(#[from] io::Error),
-    /// The kernel refuses.
     #[error("its mapping cannot be replaced: {0}")]
     Map(#[from] Errno),
-    /// It cannot be loaded.
     #[error("its memory cannot be loaded: {0}")]
     Load(String),
-    /// There is no thread.
     #[error(transparent)]
     Start(#[from] StartError),
 }

@@ -6,11 +6,10 @@
 //! a thread's heap  at a multiple of 64 MiB: its arena, the heap before it, two sizes
 //! ```
 //!
-//! Only pages that have memory are read: a read would give the others a page of zeros, those of the
-//! agent's own scratch area among them.
+//! Only pages that have memory are read: a read would give the others a page of zeros.
 //!
-//! Other allocators unmap by the C library's symbols, which the agent sees. Memory is read as a
-//! stranger would, since it may be unmapped meanwhile.
+//! Other allocators unmap by symbols, which the agent sees. Memory is read as a stranger would: it
+//! may be unmapped meanwhile.
 
 #![allow(unsafe_code)] // process_vm_readv(2).
 
@@ -27,10 +26,8 @@ const HEAP: usize = 64 << 20;
 /// How far before the range a block's header is looked for, in bytes: takes some 10 ms.
 const REACH: usize = 64 << 20;
 /// Where in its first page, or before its second, a block's header lies: at the start, or before
-/// the first multiple of the block's alignment (32 to 4,096 bytes). Larger alignments are multiples
-/// of pages.
+/// the first multiple of its alignment (32 to 4,096 bytes; larger ones are multiples of pages).
 const OFFSETS: [usize; 9] = [0, 16, 48, 112, 240, 496, 1008, 2032, 4080];
-/// Bytes of a header.
 const HEADER: usize = 16;
 /// The flag of a block with a mapping of its own, and all flags.
 const IS_MMAPPED: usize = 2;

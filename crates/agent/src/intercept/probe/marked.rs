@@ -6,7 +6,6 @@ use kmem::range::Range;
 
 use super::{Unfit, header, smaps};
 
-/// What the kernel shows.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marked {
     /// Marked memory: neighbours of one kind are one range.
@@ -15,7 +14,6 @@ pub(crate) struct Marked {
     pub(crate) shared: Option<(usize, String)>,
 }
 
-/// Looks for marked memory.
 pub(crate) fn marked() -> Result<Marked, Unfit> {
     marked_in(smaps()?)
 }

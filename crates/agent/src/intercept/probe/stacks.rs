@@ -1,6 +1,5 @@
-//! Memory that a thread uses as its stack. The kernel clears the thread's number there when the
-//! thread ends, and cannot while the page is in a window: a thread that joins it would never
-//! return.
+//! Memory that is a thread's stack. The kernel clears the thread's number there at its end, and
+//! cannot while the page is in a window: a thread that joins it would never return.
 
 #![allow(unsafe_code)] // pthread_self(3).
 

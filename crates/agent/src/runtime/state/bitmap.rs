@@ -21,12 +21,10 @@ impl Bitmap {
         Some(Self { words, bits })
     }
 
-    /// Number of bits.
     pub(crate) fn bits(&self) -> u32 {
         self.bits
     }
 
-    /// Bytes of the mapping.
     fn size(bits: u32) -> usize {
         (bits as usize).div_ceil(64).max(1) * 8
     }
@@ -57,12 +55,10 @@ impl Bitmap {
         }
     }
 
-    /// Sets the bits of these pages.
     pub(crate) fn set(&mut self, run: Run) {
         self.change(run, |word, mask| *word |= mask);
     }
 
-    /// Clears the bits of these pages.
     pub(crate) fn clear(&mut self, run: Run) {
         self.change(run, |word, mask| *word &= !mask);
     }
@@ -83,7 +79,6 @@ impl Bitmap {
         end
     }
 
-    /// Whether any bit of these pages is set.
     pub(crate) fn any(&self, run: Run) -> bool {
         self.runs(run).next().is_some()
     }

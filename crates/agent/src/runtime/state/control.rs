@@ -10,16 +10,13 @@ use wire::control;
 
 use crate::runtime::sabotage::{self, Sabotage};
 
-/// Why a control page is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
     /// Touching a page that the file no longer has would raise SIGBUS.
     #[error("the control page is no memfd of one page, sealed against shrinking")]
     NotSealed,
-    /// It cannot be mapped.
     #[error("control page: {0}")]
     Map(#[from] MemfdError),
-    /// `fstat(2)` failed.
     #[error("control page: {0}")]
     Stat(#[from] io::Error),
 }
@@ -39,7 +36,6 @@ pub(crate) struct ControlPage {
 }
 
 impl ControlPage {
-    /// No fork, and no page.
     pub(crate) const fn new() -> Self {
         Self { forks: 0, page: None }
     }

@@ -4,9 +4,8 @@ use crate::runtime::sabotage::{self, Sabotage};
 
 /// How many mappings (VMAs) the process has, as estimated, and may have.
 ///
-/// The estimate adds the most mappings that each run can make, which is exact where it lies in
-/// plain memory. Where it replaces another run, or the kernel joins it with its neighbour, the
-/// estimate is too high. So the mappings are counted again when the budget seems to be used up.
+/// The estimate adds the most mappings that each run can make: too many where it replaces another
+/// run, or the kernel joins neighbours. So they are counted again where there seems to be no room.
 pub(crate) struct MapBudget {
     counted: usize,
     estimate: usize,
@@ -24,7 +23,6 @@ impl MapBudget {
         *self = Self { counted, estimate: counted, budget: most - most / 3 };
     }
 
-    /// How many mappings there are, as estimated.
     pub(crate) fn estimate(&self) -> usize {
         self.estimate
     }
@@ -34,7 +32,6 @@ impl MapBudget {
         self.estimate + wanted <= self.budget || sabotage::is_on(Sabotage::NoBudget)
     }
 
-    /// Adds mappings that were made.
     pub(crate) fn add(&mut self, count: usize) {
         self.estimate += count;
     }

@@ -18,32 +18,26 @@ use crate::runtime::descriptors::Descriptor;
 /// Why free pages are not recycled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecyclerError {
-    /// The descriptor whose number the environment holds is closed.
     #[error("its descriptor is closed")]
     Closed,
-    /// The file has no seals.
     #[error("the pool is no memfd: {0}")]
     NotAMemfd(io::Error),
     /// Touching a page that the file no longer has would raise SIGBUS.
     #[error("the pool is not sealed against shrinking")]
     CanShrink,
-    /// `fstat(2)` failed.
     #[error("the pool: {0}")]
     Stat(io::Error),
-    /// It cannot be mapped.
     #[error("the pool: {0}")]
     Map(#[from] MemfdError),
-    /// Its length or its header is no pool's.
     #[error("the pool: {0}")]
     Pool(#[from] ppr::PoolError),
 }
 
 /// A pool, and the record of which pages its frames are.
 pub(crate) struct Recycler {
-    /// The pool's file.
     pub(crate) fd: Descriptor<OwnedFd>,
-    /// The agent's end of a QMP socket, for the daemon: each one gets it. With it the device may be
-    /// unplugged.
+    /// The agent's end of a QMP socket, which each daemon gets. The device may be unplugged with
+    /// it.
     pub(crate) qmp: Option<Descriptor<OwnedFd>>,
     /// Reclaim period that the program asks for, in milliseconds; 0: the daemon's.
     period_ms: u32,
@@ -58,7 +52,6 @@ pub(crate) struct Recycler {
 }
 
 impl Recycler {
-    /// Maps a pool and checks it.
     pub(crate) fn new(fd: OwnedFd, qmp: Option<OwnedFd>, period_ms: u32) -> Result<Self, RecyclerError> {
         let seals = memfd::seals(&fd).map_err(RecyclerError::NotAMemfd)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -79,11 +72,8 @@ impl Recycler {
         Ok(Self { fd, qmp, period_ms, pool, host, extents: Vec::new(), dropped: false, map })
     }
 
-    /// The same with a new, empty pool: no mark of the old one is ever looked at again.
-    ///
-    /// # Errors
-    ///
-    /// [`RecyclerError`]: there is no room for it; the old one stays.
+    /// The same with a new, empty pool: no mark of the old one is ever looked at again. After an
+    /// error the old one stays.
     pub(crate) fn renewed(&mut self) -> Result<Self, RecyclerError> {
         let (fd, map) = memfd::create_fixed("pageone-ppr", self.map.len())?;
         let start = NonNull::new(map.as_ptr()).ok_or(RecyclerError::CanShrink)?;
@@ -98,7 +88,6 @@ impl Recycler {
         Ok(new)
     }
 
-    /// The message that tells of a pool from [`Recycler::renewed`].
     pub(crate) fn renewal(&self) -> ToDaemon {
         ToDaemon::PoolRenewed { descriptor: self.fd.as_fd().as_raw_fd() as u32 }
     }
@@ -115,8 +104,7 @@ impl Recycler {
         &self.extents
     }
 
-    /// Whether the header is still what the host wrote. A guest that overwrites it once is dropped
-    /// for good.
+    /// Whether the header is still the host's. A guest that overwrites it once is dropped for good.
     pub(crate) fn check_header(&mut self) -> bool {
         self.dropped |= self.pool.validate().is_err();
         !self.dropped
@@ -134,12 +122,10 @@ impl Recycler {
         host.recycle(within, most, |runs| take(extents, runs))
     }
 
-    /// The message that announces the pool.
     pub(crate) fn announcement(&self) -> ToDaemon {
         ToDaemon::Pool(wire::recycle::Pool { extents: self.extents.clone(), period_ms: self.period_ms })
     }
 
-    /// The descriptors that go with the announcement.
     pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
         std::iter::once(self.fd.as_fd()).chain(self.qmp.as_ref().map(|qmp| qmp.as_fd())).collect()
     }

@@ -1,7 +1,6 @@
 //! One region: its managed parts, and the pages that map frames. No mapping is changed here.
 //!
-//! Page numbers count from the region's original start. A region can be cut: it keeps its name and
-//! its numbering, and a list of the parts that are still managed.
+//! Page numbers count from the region's original start, also when it was cut.
 
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
@@ -9,8 +8,7 @@ use wire::{PageNo, RegionId, Run};
 
 use crate::runtime::state::bitmap::Bitmap;
 
-/// Advice of the program that belongs to mappings: every mapping that the agent puts there needs it
-/// again.
+/// The program's advice, which every mapping that the agent puts there needs again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Sticky {
     /// `MADV_DONTFORK`.
@@ -25,13 +23,11 @@ pub(crate) struct Sticky {
 
 /// Memory under management.
 pub(crate) struct Region {
-    /// Its name on the wire.
     pub(crate) id: RegionId,
     /// What was marked.
     pub(crate) range: Range,
     /// Pages that lie in a mapping of a segment, also after a write has copied them.
     pub(crate) mapped: Bitmap,
-    /// The program's advice.
     pub(crate) sticky: Sticky,
     /// Some mapping inside may lack `MADV_DONTFORK` although the program gave it.
     pub(crate) leaks_into_children: bool,
@@ -40,8 +36,7 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// A region, managed as a whole, with nothing merged. `None` if there is no memory for its
-    /// bitmap.
+    /// Nothing of it is merged. `None`: there is no memory for its bitmap.
     pub(crate) fn new(id: RegionId, range: Range, sticky: Sticky) -> Option<Self> {
         let pages = u32::try_from(range.pages()).ok()?;
         let mapped = Bitmap::new(pages)?;
@@ -54,7 +49,6 @@ impl Region {
         Run::new(PageNo(0), self.mapped.bits())
     }
 
-    /// The addresses of pages.
     pub(crate) fn bytes(&self, run: Run) -> Range {
         Range::new(self.range.start + run.page.index() * PAGE_SIZE, run.len as usize * PAGE_SIZE)
     }
@@ -75,7 +69,6 @@ impl Region {
         self.managed.iter().filter_map(move |part| part.intersect(wanted?))
     }
 
-    /// Whether all these pages are managed.
     pub(crate) fn manages(&self, run: Run) -> bool {
         self.managed.iter().any(|part| part.covers(run))
     }
@@ -97,8 +90,8 @@ impl Region {
         self.mapped.clear(run);
     }
 
-    /// How many more mappings the process has, at most, when these pages become a mapping of their
-    /// own. It replaces what lies between two others, or leaves a remainder on one or both sides.
+    /// How many more mappings there are, at most, when these pages become one: it replaces what
+    /// lies between two others, or leaves a remainder on one or both sides.
     pub(crate) fn new_maps(&self, run: Run) -> usize {
         if self.mapped.any(run) {
             return 2;

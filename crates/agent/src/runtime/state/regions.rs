@@ -16,22 +16,18 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// No region.
     pub(crate) const fn new(watch: &'static Watch) -> Self {
         Self { list: Vec::new(), retained: Retained::new(), next: 1, watch }
     }
 
-    /// All regions.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Region> {
         self.list.iter()
     }
 
-    /// The region of that name.
     pub(crate) fn get(&self, id: RegionId) -> Option<&Region> {
         self.list.iter().find(|region| region.id == id)
     }
 
-    /// The region of that name, to change it.
     pub(crate) fn get_mut(&mut self, id: RegionId) -> Option<&mut Region> {
         self.list.iter_mut().find(|region| region.id == id)
     }
@@ -51,7 +47,6 @@ impl Regions {
         self.list.iter().flat_map(|region| region.managed_in(range).map(|part| region.bytes(part))).collect()
     }
 
-    /// The addresses of pages of a region.
     pub(crate) fn bytes(&self, id: RegionId, run: Run) -> Option<Range> {
         self.get(id).map(|region| region.bytes(run))
     }
@@ -61,13 +56,11 @@ impl Regions {
         self.list.iter().any(Region::is_inherited)
     }
 
-    /// A region under the next name, which is not in the table yet. `None` if there is no memory
-    /// for its bitmap.
+    /// A region that is not in the table yet. `None`: there is no memory for its bitmap.
     pub(crate) fn prepare(&self, range: Range, sticky: Sticky) -> Option<Region> {
         Region::new(RegionId(self.next), range, sticky)
     }
 
-    /// Puts a [prepared](Regions::prepare) region into the table.
     pub(crate) fn insert(&mut self, region: Region) {
         self.next += 1;
         self.list.push(region);

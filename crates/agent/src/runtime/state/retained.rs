@@ -11,17 +11,14 @@ use crate::runtime::state::region::Sticky;
 pub(crate) struct Retained(Vec<(Range, Sticky)>);
 
 impl Retained {
-    /// Nothing.
     pub(super) const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// Adds a range.
     pub(super) fn add(&mut self, range: Range, sticky: Sticky) {
         self.0.push((range, sticky));
     }
 
-    /// Takes a range out.
     pub(super) fn cut(&mut self, range: Range) {
         let mut left = Vec::with_capacity(self.0.len() + 1);
         for &(part, sticky) in &self.0 {
@@ -51,7 +48,6 @@ impl Retained {
         self.0.iter().filter_map(|(part, sticky)| Some((part.intersect(&range)?, *sticky))).collect()
     }
 
-    /// All ranges.
     pub(super) fn ranges(&self) -> impl Iterator<Item = Range> {
         self.0.iter().map(|(range, _)| *range)
     }

@@ -7,11 +7,10 @@ use std::os::fd::OwnedFd;
 
 use kmem::memfd::{self, MemfdError, SharedMap};
 use kmem::raw;
-use wire::{SEGMENT_PAGES, SegmentId};
+use wire::{SEGMENT_PAGES, SegmentId, Target};
 
 use crate::runtime::descriptors::Descriptor;
 
-/// Bytes in a segment.
 const SEGMENT_LEN: usize = SEGMENT_PAGES as usize * kmem::PAGE_SIZE;
 
 /// A segment of a store, kept to map frames of it.
@@ -27,13 +26,10 @@ pub(crate) struct Segment {
 /// Why a segment is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SegmentError {
-    /// It is no sealed memfd, or cannot be mapped.
     #[error("segment: {0}")]
     Memfd(#[from] MemfdError),
-    /// Its inode number or length is not what its message says.
     #[error("a segment that is not what its message says")]
     Mismatch,
-    /// `fstat(2)` failed.
     #[error("segment: {0}")]
     Stat(#[from] io::Error),
 }
@@ -41,36 +37,40 @@ pub(crate) enum SegmentError {
 /// What became of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepted {
-    /// It is held.
     Held,
     /// It is not: the program may have no more than `most`.
     LeftOut {
-        /// Segments that are held at most.
         most: u32,
     },
 }
 
-/// The segments held.
+#[derive(Debug)]
+pub(crate) struct NotHeld;
+
 pub(crate) struct Segments(Vec<Segment>);
 
 impl Segments {
-    /// None.
     pub(crate) const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// All segments.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Segment> {
         self.0.iter()
     }
 
-    /// The segment of that name.
     pub(crate) fn get(&self, id: SegmentId) -> Option<&Segment> {
         self.0.iter().find(|segment| segment.id == id)
     }
 
-    /// Accepts a segment from the daemon, checks it and maps it. Where the program has few
-    /// descriptors it is left out: merges with it fail then, and nothing else.
+    /// Where the frames of a target begin; for zeros `None`. An error: the segment is not held.
+    pub(crate) fn frames(&self, target: Target) -> Result<Option<*const u8>, NotHeld> {
+        let Target::Frames { segment, slot } = target else { return Ok(None) };
+        let held = self.get(segment).ok_or(NotHeld)?;
+        Ok(Some(held.map.as_ptr().wrapping_add(slot.index() * kmem::PAGE_SIZE)))
+    }
+
+    /// Checks a segment and maps it. It is left out where the program has few descriptors: merges
+    /// with it fail then, and nothing else.
     pub(crate) fn accept(&mut self, id: SegmentId, fd: OwnedFd) -> Result<Accepted, SegmentError> {
         if self.get(id).is_some() {
             return Ok(Accepted::Held);
@@ -102,13 +102,11 @@ impl Segments {
         self.0.retain(|segment| segment.id != id);
     }
 
-    /// Closes all segments.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Closes the descriptors in a forked child. The mappings were not inherited, and something
-    /// else may be at their addresses by now.
+    /// Closes the descriptors in a forked child, which did not inherit the mappings.
     pub(crate) fn orphan(&mut self) {
         for segment in self.0.drain(..) {
             std::mem::forget(segment.map);

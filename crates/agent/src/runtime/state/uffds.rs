@@ -5,13 +5,11 @@
 //! the agent's lock. So the agent itself unregisters memory before it unmaps it.
 //!
 //! A *window* is a span in which threads wait: it is taken from the tracking userfaultfd and given
-//! to the window's ([`WindowUffd`]). There are two kinds. Where pages are compared in place the
-//! span is write-protected: writers wait, and readers go on. Where pages are taken away first, only
-//! those wait who touch a page that was taken. Closing the window unregisters the span, which wakes
-//! all, and tracks it again.
-//!
-//! Each change of protection takes the span's pages out of a virtual machine's stage-2 page tables,
-//! whether or not they are merged. So the second kind protects nothing.
+//! to the window's ([`WindowUffd`]). Closing it unregisters the span, which wakes all, and tracks
+//! it again. Where pages are compared in place the span is write-protected: writers wait, and
+//! readers go on. Where pages are taken away first, only those wait who touch one that was taken,
+//! and nothing is protected: each change of protection takes the span's pages out of a virtual
+//! machine's stage-2 page tables, whether or not they are merged.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -32,12 +30,10 @@ pub(crate) enum ForkEvents {
     None,
 }
 
-/// See the module.
 pub(crate) struct Userfaultfds {
     tracking: Option<Arc<Descriptor<Uffd>>>,
     window: Option<WindowUffd>,
-    /// For a detach: a program that has given up its privileges, or changed its root directory, can
-    /// create none any more.
+    /// For a detach: the program may have lost the right to create one.
     filler: Option<Arc<Descriptor<Uffd>>>,
     /// Spans that could not be registered again after a window; tried again later.
     pub(super) untracked: Vec<Range>,
@@ -46,7 +42,6 @@ pub(crate) struct Userfaultfds {
 }
 
 impl Userfaultfds {
-    /// Neither is there.
     pub(crate) const fn new() -> Self {
         Self { tracking: None, window: None, filler: None, untracked: Vec::new(), forks: ForkEvents::None }
     }
@@ -69,15 +64,14 @@ impl Userfaultfds {
         self.forks == ForkEvents::Reported
     }
 
-    /// Closes all: this process manages no memory any more. That unregisters everything and wakes
-    /// every thread that waits.
+    /// Closes all, which unregisters everything and wakes every thread that waits.
     pub(crate) fn close(&mut self) {
         (self.tracking, self.filler) = (None, None);
         self.window.take().into_iter().for_each(WindowUffd::close);
     }
 
     /// Forgets all in a forked child. Returns the number of the inherited tracking descriptor,
-    /// which the caller closes: its other owner, the event thread, does not exist here.
+    /// which the caller closes: the event thread does not exist here.
     pub(crate) fn orphan(&mut self) -> Option<RawFd> {
         (self.window, self.filler) = (None, None);
         self.untracked.clear();
@@ -96,7 +90,6 @@ impl Userfaultfds {
         self.untracked.clear();
     }
 
-    /// The windows' userfaultfd.
     pub(crate) fn window(&self) -> Option<&WindowUffd> {
         self.window.as_ref()
     }

@@ -14,26 +14,21 @@ use crate::runtime::state::outbox::Outbox;
 pub(crate) struct Uplink {
     /// The connection. Kept in the shared state so that a forked child can close it.
     pub(crate) conn: Option<Descriptor<Conn>>,
-    /// The descriptor that came with the message that is being handled. Here from the moment of its
-    /// receipt, under the same lock, so that a child that is forked meanwhile closes it.
+    /// The descriptor of the message that is being handled: a child that is forked meanwhile closes
+    /// it.
     pub(crate) received: Option<OwnedFd>,
-    /// The version of the protocol that the daemon has welcomed this client with. Before, it takes
-    /// no pool.
+    /// The version of the protocol, once the daemon has welcomed this client.
     pub(crate) version: Option<u16>,
-    /// Messages to be sent.
     pub(crate) outbox: Outbox,
-    /// The count of forks, and the page shared with the daemon.
     pub(crate) control: ControlPage,
 }
 
 impl Uplink {
-    /// No connection.
     pub(crate) const fn new() -> Self {
         Self { conn: None, received: None, version: None, outbox: Outbox::new(), control: ControlPage::new() }
     }
 
-    /// Whether the daemon knows this message. Before the welcome there are only messages that every
-    /// version has.
+    /// Whether the daemon knows this message. Before the welcome it knows those of every version.
     pub(crate) fn is_known(&self, message: &ToDaemon) -> bool {
         message.since() <= self.version.unwrap_or(wire::OLDEST)
     }

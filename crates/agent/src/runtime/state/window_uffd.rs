@@ -2,14 +2,13 @@
 //!
 //! A device that reads into guest RAM (`O_DIRECT`, as QEMU does with `cache=none`) writes to the
 //! physical page, past every protection. If something else is mapped there by then, what it read is
-//! lost. `VmPin` does not count such short pins. `UFFDIO_MOVE` (Linux 6.8) sees them: it refuses
-//! pages that may be pinned, or that another process shares, and checks again after it has unmapped
-//! the page. So a window moves its pages to a *scratch* area before it replaces them,
-//! and discards them there. Meanwhile readers wait too, since the span is registered for missing
-//! pages.
+//! lost. `VmPin` does not count such short pins. `UFFDIO_MOVE` (Linux 6.8) refuses pages that may
+//! be pinned, or that another process shares, and checks again after it has unmapped the page. So a
+//! window moves its pages to a *scratch* area before it replaces them, and discards them there.
+//! Meanwhile readers wait too: the span is registered for missing pages.
 //!
-//! This works on anonymous mappings only. A page that was merged before and has been copied since
-//! lies in a mapping of the store and cannot be checked. Before Linux 6.8 no page can.
+//! A page that was merged and has been copied since lies in a mapping of the store, and cannot be
+//! checked. Before Linux 6.8 no page can.
 
 #![allow(unsafe_code)] // Moves pages of the program's memory.
 
@@ -78,7 +77,6 @@ impl WindowUffd {
         Ok(Self { uffd, scratch, children })
     }
 
-    /// Whether its descriptor is still there.
     pub(super) fn is_intact(&self) -> bool {
         self.uffd.is_intact()
     }
@@ -116,9 +114,8 @@ impl WindowUffd {
         self.scratch.is_some()
     }
 
-    /// Makes threads wait, until the window closes, that touch pages of a span which are taken
-    /// away. From here on the agent itself must not touch the span either. The span is registered
-    /// with no other userfaultfd; nothing in it is protected.
+    /// Makes threads wait that touch pages which are taken away, until the window closes; the agent
+    /// must not touch the span either. Nothing in it is protected, and no other userfaultfd has it.
     pub(super) fn await_missing(&self, span: Range) -> Result<(), Errno> {
         if sabotage::is_on(Sabotage::NoProtect) {
             return Ok(());
@@ -128,8 +125,7 @@ impl WindowUffd {
     }
 
     /// Where writers are [blocked](WindowUffd::block_writers): blocks readers too of pages that are
-    /// taken away, until the window closes. From here on the agent itself must not touch the span
-    /// either.
+    /// taken away. From here on the agent itself must not touch the span.
     pub(crate) fn block_readers(&self, span: Range) -> Result<(), Errno> {
         self.uffd.register_missing_wp(span)
     }
@@ -266,8 +262,7 @@ impl WindowUffd {
         let _ = unsafe { raw::madvise(part.start, part.len, libc::MADV_DONTNEED) };
     }
 
-    /// Closes the userfaultfd, which releases every blocked thread, and unmaps the scratch area. A
-    /// forked child drops this instead: it did not inherit the scratch area.
+    /// Releases every blocked thread, and unmaps the scratch area, which a child did not inherit.
     pub(super) fn close(self) {
         if let Some(scratch) = self.scratch {
             // SAFETY: the scratch area is the agent's own, and nothing refers to it any more.

@@ -1,7 +1,6 @@
 //! The second half of a window: pages are taken, compared and replaced, some at a time.
 //!
-//! See [the protocol](super). Pages that were taken lie in the scratch area, each at its offset in
-//! the window.
+//! See [the protocol](super). Pages go to the scratch area, each at its offset in the window.
 
 #![allow(unsafe_code)] // Replaces the program's memory.
 
@@ -21,8 +20,8 @@ use crate::window::map::{Taken, give_back, map_frames, map_zeros, put_back, take
 use crate::window::runs::{advance, split};
 use crate::window::safe_read::Presence;
 
-/// So many pages are taken and compared one after the other, and then replaced: the processor's
-/// caches serve comparing and mapping badly in turns. A run is taken as a whole.
+/// Pages that are taken and compared, and then replaced: the processor's caches serve comparing and
+/// mapping badly in turns. A run is taken as a whole.
 const TAKE_PAGES: u32 = 128;
 
 impl Window<'_> {

@@ -1,9 +1,8 @@
 //! Children of a fork past the C library that copied memory in the middle of a window.
 //!
-//! Pages that a window has taken away are missing in such a child. With `EVENT_FORK` the child's
-//! copy of the window is registered with a userfaultfd of its own, and the fork does not return
-//! before that was received: so the child cannot have touched a page. It gets copies of the pages,
-//! which lie in the scratch area until the window is closed.
+//! Pages that a window has taken away are missing in such a child. With `EVENT_FORK` its copy of
+//! the window has a userfaultfd of its own, and the fork does not return before that was received:
+//! so the child has touched no page. It gets copies from the scratch area.
 //!
 //! ```text
 //! fork      copies the window; from here on the kernel refuses calls on the userfaultfd (EAGAIN)

@@ -9,30 +9,6 @@
 
 /* ---- tables of pages ----------------------------------------------------------------- */
 
-/*
- * Loads a page from a table whose entries hold references, and takes one; of a large one, from its
- * head. NULL: no page. Under RCU. Neighbours one after the other are found without a walk.
- */
-struct page *pofs_load(struct xa_state *xas, unsigned long index)
-{
-	bool here = index == xas->xa_index && !xas_not_node(xas->xa_node);
-	struct page *page = here ? xas_reload(xas) : pofs_walk(xas, index);
-
-	for (;;) {
-		if (!page || xa_is_value(page))
-			return NULL;
-		/* Or it is a retry, or a part of a large page. */
-		if (!xa_is_internal(page) && get_page_unless_zero(page)) {
-			/* It might have gone, and be another's page now. */
-			if (xas_reload(xas) == page)
-				return page;
-			put_page(page);
-		}
-		xas_set(xas, index);
-		page = xas_load(xas);
-	}
-}
-
 struct page *pofs_page_load(struct xarray *table, unsigned long index)
 {
 	XA_STATE(xas, table, index);

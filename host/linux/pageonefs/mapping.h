@@ -24,7 +24,30 @@ static inline void *pofs_walk(struct xa_state *xas, unsigned long index)
 	return xas_load(xas);
 }
 
-struct page *pofs_load(struct xa_state *xas, unsigned long index);
+/*
+ * Loads a page from a table whose entries hold references, and takes one; of a large one, from its
+ * head. NULL: no page. Under RCU. Neighbours one after the other are found without a walk.
+ */
+static inline struct page *pofs_load(struct xa_state *xas, unsigned long index)
+{
+	bool here = index == xas->xa_index && !xas_not_node(xas->xa_node);
+	struct page *page = here ? xas_reload(xas) : pofs_walk(xas, index);
+
+	for (;;) {
+		if (!page || xa_is_value(page))
+			return NULL;
+		/* Or it is a retry, or a part of a large page. */
+		if (!xa_is_internal(page) && get_page_unless_zero(page)) {
+			/* It might have gone, and be another's page now. */
+			if (xas_reload(xas) == page)
+				return page;
+			put_page(page);
+		}
+		xas_set(xas, index);
+		page = xas_load(xas);
+	}
+}
+
 struct page *pofs_page_load(struct xarray *table, unsigned long index);
 void pofs_pages_leave(struct address_space *mapping, struct page **pages, int n);
 

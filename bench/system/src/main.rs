@@ -57,7 +57,7 @@ enum Bench {
     /// A guest in a file of the module's beside one under nothing, and the same under KSM: their
     /// work while they are merged, and afterwards
     Module(module::Options),
-    /// How fast `pageone estimate` looks at a file; rivals: a BTreeMap, a hash table, sha256sum
+    /// How fast `pageone estimate` looks at a file; rivals: a hash table, sha256sum
     Estimate,
     /// Guests whose free pages are taken back; rivals: nothing, KSM, free page reporting
     Ppr(ppr::Options),

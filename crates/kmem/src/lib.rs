@@ -12,6 +12,17 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("kmem supports 64-bit Linux only");
 
+/// The descriptor of a type that has it as `fd`.
+macro_rules! as_fd {
+    ($type:ident) => {
+        impl std::os::fd::AsFd for $type {
+            fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+                std::os::fd::AsFd::as_fd(&self.fd)
+            }
+        }
+    };
+}
+
 pub mod cgroup;
 pub mod cpu;
 pub mod keyring;

@@ -22,7 +22,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use linux_raw_sys::general as sys;
 use rustix::io::Errno;
@@ -365,11 +365,7 @@ impl Joiner<'_> {
     }
 }
 
-impl AsFd for Pagemap {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+as_fd!(Pagemap);
 
 /// The ioctl with its argument. It returns the number of regions that it filled in.
 struct ScanCall(sys::pm_scan_arg);

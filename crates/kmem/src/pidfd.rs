@@ -4,7 +4,7 @@
 #![allow(unsafe_code)] // Signals go by number, which the typed wrapper does not take.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -74,11 +74,7 @@ impl PidFd {
     }
 }
 
-impl AsFd for PidFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+as_fd!(PidFd);
 
 impl From<PidFd> for OwnedFd {
     fn from(pidfd: PidFd) -> OwnedFd {

@@ -8,7 +8,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::Mode;
@@ -81,11 +81,7 @@ impl Listener {
     }
 }
 
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+as_fd!(Listener);
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -178,11 +174,7 @@ impl Conn {
     }
 }
 
-impl AsFd for Conn {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+as_fd!(Conn);
 
 #[cfg(test)]
 mod tests;

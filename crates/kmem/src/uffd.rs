@@ -18,7 +18,7 @@
 
 #![allow(unsafe_code)] // ioctls, and the descriptor of a forked child arrives as a number in a message.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl as op;
@@ -352,11 +352,7 @@ impl Uffd {
     }
 }
 
-impl AsFd for Uffd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+as_fd!(Uffd);
 
 impl AsRawFd for Uffd {
     fn as_raw_fd(&self) -> RawFd {

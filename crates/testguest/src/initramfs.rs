@@ -13,7 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 
 use crate::cpio::Cpio;
 use crate::find::{self, FindError};
@@ -57,35 +57,8 @@ pub enum InitramfsError {
         /// The archive.
         path: PathBuf,
         /// Why.
-        source: Box<BuildError>,
-    },
-}
-
-/// Why an archive was not written.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// A file cannot be read or written.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// Busybox cannot be run.
-    #[error("cannot run {}", path.display())]
-    Run {
-        /// Busybox.
-        path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// Busybox's md5sum failed.
-    #[error("{} md5sum: {status}", path.display())]
-    Md5sum {
-        /// Busybox.
-        path: PathBuf,
-        /// How it ended.
-        status: ExitStatus,
-    },
-    /// Busybox's md5sum printed no checksum.
-    #[error("{} md5sum printed no checksum", .0.display())]
-    NoChecksum(PathBuf),
 }
 
 /// An ordinary file of this machine.
@@ -141,11 +114,11 @@ fn archive(busybox: PathBuf, sources: &[&Path], cache: &Path, data_mib: u64) -> 
 }
 
 /// Renames `part` to `path` after `write` has written `part`, so that `path` is never incomplete.
-fn write_whole(part: &Path, path: &Path, write: impl FnOnce() -> Result<(), BuildError>) -> Result<(), InitramfsError> {
-    let written = write().and_then(|()| Ok(std::fs::rename(part, path)?));
+fn write_whole(part: &Path, path: &Path, write: impl FnOnce() -> io::Result<()>) -> Result<(), InitramfsError> {
+    let written = write().and_then(|()| std::fs::rename(part, path));
     written.map_err(|error| {
         let _ = std::fs::remove_file(part);
-        InitramfsError::Write { path: path.to_owned(), source: Box::new(error) }
+        InitramfsError::Write { path: path.to_owned(), source: error }
     })
 }
 
@@ -169,7 +142,7 @@ pub(crate) fn with_recycler(archive: &Path, module: &Path) -> Result<PathBuf, In
         let mut cpio = Cpio::new(BufWriter::new(File::options().append(true).open(&part)?));
         cpio.directory("modules")?;
         cpio.file("modules/ppr.ko", 0o644, &contents)?;
-        Ok(cpio.finish()?.flush()?)
+        cpio.finish()?.flush()
     })?;
     Ok(path)
 }
@@ -234,7 +207,7 @@ fn slices(inputs: &[Input]) -> Vec<&[Input]> {
 }
 
 /// Writes the archive to `part`.
-fn build(part: &Path, busybox: &Path, inputs: &[Input]) -> Result<(), BuildError> {
+fn build(part: &Path, busybox: &Path, inputs: &[Input]) -> io::Result<()> {
     let mut cpio = Cpio::new(BufWriter::with_capacity(1 << 20, File::create(part)?));
     cpio.directory("bin")?;
     cpio.file("bin/busybox", 0o755, &std::fs::read(busybox)?)?;
@@ -260,26 +233,27 @@ fn build(part: &Path, busybox: &Path, inputs: &[Input]) -> Result<(), BuildError
         all.push_str(&list);
     }
     cpio.file("ref/all", 0o644, all.as_bytes())?;
-    Ok(cpio.finish()?.flush()?)
+    cpio.finish()?.flush()
 }
 
 /// The MD5 of some bytes, by the busybox that the guest verifies with.
-fn checksum(busybox: &Path, bytes: &[u8]) -> Result<String, BuildError> {
+fn checksum(busybox: &Path, bytes: &[u8]) -> io::Result<String> {
+    let failed = |what: &str| io::Error::other(format!("{} {what}", busybox.display()));
     let mut child = Command::new(busybox)
         .arg("md5sum")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|source| BuildError::Run { path: busybox.to_owned(), source })?;
+        .map_err(|error| io::Error::other(format!("cannot run {}: {error}", busybox.display())))?;
     // It prints nothing before it has read everything. Dropping the pipe ends its input.
     let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(bytes));
     let output = child.wait_with_output()?;
     if !output.status.success() {
-        return Err(BuildError::Md5sum { path: busybox.to_owned(), status: output.status });
+        return Err(failed(&format!("md5sum: {}", output.status)));
     }
     written?;
     let line = String::from_utf8(output.stdout).map_err(io::Error::other)?;
-    line.get(..32).map(str::to_owned).ok_or_else(|| BuildError::NoChecksum(busybox.to_owned()))
+    line.get(..32).map(str::to_owned).ok_or_else(|| failed("md5sum printed no checksum"))
 }
 
 #[cfg(test)]

@@ -30,6 +30,6 @@ mod probe;
 mod spec;
 
 pub use guest::{Broken, Guest, StartError, Verdict};
-pub use initramfs::{BuildError, InitramfsError};
+pub use initramfs::InitramfsError;
 pub use probe::{NoKvm, try_kvm};
 pub use spec::{Accelerator, MEMORY_MIB_MIN, Options, PrepareError, Spec};

@@ -1,82 +1,56 @@
 //! Functions and structs of the crates that are hard to read where they are used.
 
 use syn::visit::{self, Visit};
-use syn::{Block, Expr, FnArg, ImplItemFn, ItemFn, ItemImpl, ItemMod, ItemStruct, Signature, Stmt, TraitItemFn, Type};
+use syn::{
+    Block, Expr, FnArg, Ident, ImplItemFn, ItemFn, ItemImpl, ItemMod, ItemStruct, Signature, Stmt, TraitItemFn, Type,
+};
 
-use crate::source::{Module, Modules, Place, for_tests};
+use crate::source::{Modules, Place, for_tests};
 
-/// Functions with a parameter of type `bool`.
-pub(crate) fn booleans(modules: &Modules) -> Vec<Place> {
-    each(modules, |seen| match seen {
-        Seen::Function(signature, _) => signature.inputs.iter().any(is_boolean),
-        Seen::Struct(_) => false,
-    })
+/// What was found, in the order of files and lines.
+#[derive(Default)]
+pub(crate) struct Items {
+    file: String,
+    /// Functions with a parameter of type `bool`.
+    pub(crate) booleans: Vec<Place>,
+    /// Functions that only call another one with the same arguments.
+    pub(crate) forwarders: Vec<Place>,
+    /// Structs of 14 fields and more.
+    pub(crate) fields: Vec<Place>,
 }
 
-/// Functions that only call another one with the same arguments.
-pub(crate) fn forwarders(modules: &Modules) -> Vec<Place> {
-    each(modules, |seen| match seen {
-        Seen::Function(signature, Some(block)) => is_forwarder(signature, block),
-        _ => false,
-    })
-}
-
-/// Structs of 14 fields and more.
-pub(crate) fn fields(modules: &Modules) -> Vec<Place> {
-    each(modules, |seen| matches!(seen, Seen::Struct(item) if item.fields.len() >= 14))
-}
-
-/// What is looked at. A function comes with its body, if it has one.
-enum Seen<'a> {
-    Function(&'a Signature, Option<&'a Block>),
-    Struct(&'a ItemStruct),
-}
-
-struct Walk<'a, F> {
-    module: &'a Module,
-    wanted: F,
-    places: Vec<Place>,
-}
-
-fn each(modules: &Modules, wanted: impl Fn(&Seen<'_>) -> bool + Copy) -> Vec<Place> {
-    let mut all: Vec<&Module> = modules.0.values().filter(|module| module.path.starts_with("crates/")).collect();
+pub(crate) fn find(modules: &Modules) -> Items {
+    let mut all: Vec<_> = modules.0.values().filter(|module| module.path.starts_with("crates/")).collect();
     all.sort_by(|a, b| a.path.cmp(&b.path));
-    let mut places = Vec::new();
+    let mut found = Items::default();
     for module in all {
-        let mut walk = Walk { module, wanted, places: Vec::new() };
-        for item in &module.items {
-            walk.visit_item(item);
-        }
-        places.append(&mut walk.places);
+        found.file.clone_from(&module.path);
+        module.items.iter().for_each(|item| found.visit_item(item));
     }
-    places
+    found
 }
 
-impl<F: Fn(&Seen<'_>) -> bool> Walk<'_, F> {
-    fn look(&mut self, seen: &Seen<'_>) {
-        if !(self.wanted)(seen) {
-            return;
+impl Items {
+    fn place(&self, name: &Ident) -> Place {
+        Place { file: self.file.clone(), line: name.span().start().line, what: name.to_string() }
+    }
+
+    /// A function comes with its body, if it has one.
+    fn function(&mut self, signature: &Signature, body: Option<&Block>) {
+        let place = self.place(&signature.ident);
+        if body.is_some_and(|body| is_forwarder(signature, body)) {
+            self.forwarders.push(place.clone());
         }
-        let ident = match seen {
-            Seen::Function(signature, _) => &signature.ident,
-            Seen::Struct(item) => &item.ident,
-        };
-        let (file, line) = (self.module.path.clone(), ident.span().start().line);
-        self.places.push(Place { file, line, what: ident.to_string() });
+        if signature.inputs.iter().any(is_boolean) {
+            self.booleans.push(place);
+        }
     }
 }
 
-impl<'ast, F: Fn(&Seen<'_>) -> bool> Visit<'ast> for Walk<'_, F> {
+impl<'ast> Visit<'ast> for Items {
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
         if !for_tests(&item.attrs) {
             visit::visit_item_mod(self, item);
-        }
-    }
-
-    fn visit_item_fn(&mut self, item: &'ast ItemFn) {
-        if !for_tests(&item.attrs) {
-            self.look(&Seen::Function(&item.sig, Some(&item.block)));
-            visit::visit_item_fn(self, item);
         }
     }
 
@@ -86,21 +60,29 @@ impl<'ast, F: Fn(&Seen<'_>) -> bool> Visit<'ast> for Walk<'_, F> {
         }
     }
 
+    fn visit_item_fn(&mut self, item: &'ast ItemFn) {
+        if !for_tests(&item.attrs) {
+            self.function(&item.sig, Some(&item.block));
+            visit::visit_item_fn(self, item);
+        }
+    }
+
     fn visit_impl_item_fn(&mut self, item: &'ast ImplItemFn) {
         if !for_tests(&item.attrs) {
-            self.look(&Seen::Function(&item.sig, Some(&item.block)));
+            self.function(&item.sig, Some(&item.block));
             visit::visit_impl_item_fn(self, item);
         }
     }
 
     fn visit_trait_item_fn(&mut self, item: &'ast TraitItemFn) {
-        self.look(&Seen::Function(&item.sig, item.default.as_ref()));
+        self.function(&item.sig, item.default.as_ref());
         visit::visit_trait_item_fn(self, item);
     }
 
     fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
-        if !for_tests(&item.attrs) {
-            self.look(&Seen::Struct(item));
+        if !for_tests(&item.attrs) && item.fields.len() >= 14 {
+            let place = self.place(&item.ident);
+            self.fields.push(place);
         }
     }
 }

@@ -44,11 +44,12 @@ fn main() -> Result<()> {
     };
     let files = Files::tracked().context("cannot read the sources")?;
     let parsed = files.parse()?;
+    let items = items::find(&parsed);
     let counts = [
         ("circles", circles::find(&parsed)),
-        ("booleans", items::booleans(&parsed)),
-        ("forwarders", items::forwarders(&parsed)),
-        ("fields", items::fields(&parsed)),
+        ("booleans", items.booleans),
+        ("forwarders", items.forwarders),
+        ("fields", items.fields),
     ];
     if let Some(listed) = listed {
         let (_, places) = counts.iter().find(|(name, _)| *name == listed).context("there is no such count")?;

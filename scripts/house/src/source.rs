@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use syn::{Attribute, Item, Meta};
 
 /// A place in a file.
+#[derive(Clone)]
 pub(crate) struct Place {
     pub(crate) file: String,
     pub(crate) line: usize,

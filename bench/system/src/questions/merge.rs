@@ -45,8 +45,6 @@ const LEAD: Duration = Duration::from_millis(200);
 const QUIET: Duration = Duration::from_millis(1500);
 /// … or is taken as it is.
 const REST_LIMIT: Duration = Duration::from_secs(20);
-/// Memory of all clients together with `--scale`, in GiB.
-const SCALE_GIB: [usize; 5] = [1, 2, 4, 8, 16];
 /// Memory to be left to others, in KiB.
 const RESERVE_KIB: u64 = 1 << 20;
 
@@ -75,10 +73,6 @@ pub(crate) struct Options {
     /// Pages of each client [default: 262144; with --quick 65536]
     #[arg(long, value_name = "N")]
     pages: Option<usize>,
-    /// With 1, 2, 4, 8 and 16 GiB of memory, one after the other, as far as there is memory: how
-    /// cost grows
-    #[arg(long, conflicts_with = "pages")]
-    scale: bool,
     /// Directory for a plot of each case: merged pages over time, in the first round
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
@@ -126,21 +120,13 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let interrupt = Interrupt::watch()?;
     let all = [Case::Random, Case::ZeroPrefix, Case::Clones, Case::Zero, Case::Guest];
     let cases = options.case.map_or(all.to_vec(), |case| vec![case]);
-    let sizes = match options.pages {
-        _ if options.scale => SCALE_GIB.map(|gib| (gib << 18) / options.clients).to_vec(),
-        Some(pages) => vec![pages],
-        None => vec![if quick { 1 << 16 } else { 1 << 18 }],
-    };
+    let pages = options.pages.unwrap_or(if quick { 1 << 16 } else { 1 << 18 });
     let mut rows = Vec::new();
-    for (case, pages) in cases.into_iter().flat_map(|case| sizes.iter().map(move |&pages| (case, pages))) {
+    for case in cases {
         if case == Case::Guest {
             guest::make_dumps(options.clients, &interrupt)?;
         }
         let plan = Plan::new(case, options, pages)?;
-        if options.scale && plan.check_memory().is_err() {
-            say(&format!("{}: no memory for {} MiB", case.name(), (pages * options.clients) >> 8));
-            continue;
-        }
         // Every page may become a mapping of its own, and an agent takes two thirds of the limit.
         let _limit = MapLimit::raise(2 * plan.pages + (1 << 16))?;
         let (mut rounds, mut series) = (Vec::new(), Vec::new());

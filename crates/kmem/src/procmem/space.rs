@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
@@ -97,11 +97,7 @@ impl AddressSpace {
     }
 }
 
-impl AsFd for AddressSpace {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
+as_fd!(AddressSpace);
 
 #[cfg(test)]
 mod tests;

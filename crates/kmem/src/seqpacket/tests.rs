@@ -1,5 +1,6 @@
 #![allow(unsafe_code)] // setrlimit(2) and what tests do with processes.
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;

@@ -9,6 +9,9 @@ pub struct DirtyStatus {
     pub pid: i32,
     /// The name of its program.
     pub name: String,
+    /// What its guest is called, as [`ClientStatus::called`](crate::ClientStatus::called) says.
+    #[serde(default)]
+    pub guest_name: Option<String>,
     /// Pages under management.
     pub pages: u64,
     /// Seconds for which the client has been watched, up to the last scan.

@@ -182,10 +182,8 @@ fn of_domain(domain: &DomainStatus) -> Labels {
     vec![("sharing_domain", domain.name.clone())]
 }
 
-/// A client without a manager is called by its program.
 fn of_client(domain: &DomainStatus, client: &ClientStatus) -> Labels {
-    let guest = client.guest_name.clone().unwrap_or_else(|| client.name.clone());
-    let uuid = client.guest.clone().unwrap_or_default();
+    let (guest, uuid) = (client.called().to_owned(), client.identity().unwrap_or_default().to_owned());
     vec![("guest", guest), ("uuid", uuid), ("pid", client.pid.to_string()), ("sharing_domain", domain.name.clone())]
 }
 
@@ -310,7 +308,7 @@ mod tests {
         (status.metrics.pages_shared, status.metrics.general_profit) = (7, -4096);
         (status.metrics.agent_cpu_seconds, status.governor.metrics.cpu_percent) = (1.5, 12.0);
         let mut client = ClientStatus { pid: 42, name: "qemu".into(), ..ClientStatus::default() };
-        client.guest_name = Some("we\"b\n\\".into());
+        (client.own_name, client.own_uuid) = (Some("we\"b\n\\".into()), Some("1-A".into()));
         client.metrics.window_max_us = 1500;
         client.metrics.full_scans = 3;
         (client.metrics.mappings, client.metrics.mappings_limit) = (77, 65530);
@@ -333,7 +331,7 @@ mod tests {
     #[test]
     fn names_and_units_are_those_that_prometheus_wants() {
         let text = openmetrics(&status(), "1.2.3");
-        let client = r#"guest="we\"b\n\\",uuid="",pid="42",sharing_domain="uid-0""#;
+        let client = r#"guest="we\"b\n\\",uuid="1-A",pid="42",sharing_domain="uid-0""#;
         for line in [
             "pageone_build_info{version=\"1.2.3\",daemon=\"1.2.2\"} 1.0",
             "pageone_scans_total 9.0",

@@ -115,7 +115,7 @@ pub struct DomainSharing {
 pub struct Sharer {
     /// Its process.
     pub pid: i32,
-    /// The name that its manager gives, else that of its program.
+    /// What it is called, as [`ClientStatus::called`](crate::ClientStatus::called) says.
     pub name: String,
     /// Frames that it maps and that no other listed client maps.
     pub alone: u64,

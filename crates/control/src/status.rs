@@ -95,6 +95,12 @@ pub struct ClientStatus {
     /// The guest's name, if the manager knows it.
     #[serde(default)]
     pub guest_name: Option<String>,
+    /// What the guest calls itself, by its command line: never to be trusted.
+    #[serde(default)]
+    pub own_name: Option<String>,
+    /// The UUID on its command line: never to be trusted.
+    #[serde(default)]
+    pub own_uuid: Option<String>,
     /// The rule that gave its domain.
     #[serde(default)]
     pub rule: String,
@@ -193,6 +199,20 @@ impl Source<'_> {
             Source::Client(..) => Scope::Client,
             Source::Recycler(..) => Scope::Recycler,
         }
+    }
+}
+
+impl ClientStatus {
+    /// What it is called, on every screen: as its manager says, else as itself does, else as its
+    /// program.
+    pub fn called(&self) -> &str {
+        let names = [self.guest_name.as_deref(), self.own_name.as_deref()];
+        names.into_iter().flatten().find(|name| !name.is_empty()).unwrap_or(&self.name)
+    }
+
+    /// Its UUID or another identity, as its manager says, else as itself does.
+    pub fn identity(&self) -> Option<&str> {
+        self.guest.as_deref().or(self.own_uuid.as_deref())
     }
 }
 

@@ -119,7 +119,7 @@ fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
     if domain.clients.is_empty() {
         return Ok(());
     }
-    write!(f, "  {:>8} {:<20}", "PID", "program")?;
+    write!(f, "  {:>8} {:<20}", "PID", "guest")?;
     columns().take(COLUMNS).try_for_each(|metric| write!(f, " {:>1$}", metric.title, metric.width))?;
     writeln!(f, "  state")?;
     domain.clients.iter().try_for_each(|client| client_text(f, client))
@@ -127,12 +127,16 @@ fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
 
 fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
     let metrics = &client.metrics;
-    write!(f, "  {:>8} {:<20.20}", client.pid, client.name)?;
+    write!(f, "  {:>8} {:<20.20}", client.pid, printable(client.called()))?;
     for metric in columns().take(COLUMNS) {
         let text = metrics.value(metric).map(|value| metric.unit.short(value.real())).unwrap_or_default();
         write!(f, " {text:>0$}", metric.width)?;
     }
     writeln!(f, "  {}", client.state)?;
+    if client.called() != client.name {
+        let uuid = client.own_uuid.as_ref().map_or_else(String::new, |uuid| format!(", UUID {uuid}"));
+        writeln!(f, "{REMARK}{}", printable(&format!("program {}{uuid}", client.name)))?;
+    }
     if let Some(manager) = &client.manager {
         let words = [Some(manager), client.guest_name.as_ref(), client.guest.as_ref()];
         let words = words.into_iter().flatten().map(|word| printable(word)).collect::<Vec<_>>().join(" ");
@@ -211,6 +215,7 @@ mod tests {
             manager: Some("libvirt".into()),
             guest: Some("123".into()),
             guest_name: Some("web\n1".into()),
+            own_uuid: Some("1-A\u{1b}".into()),
             rule: "default: by slice".into(),
             why: Some(Why { code: crate::Reason::Volatile, text: "it changes".into() }),
             metrics,
@@ -225,7 +230,8 @@ mod tests {
             "not merged: its memory is locked",
             "vm.max_map_count",
             "5 MiB more could be merged",
-            "42 qemu",
+            "42 web1  ",
+            "program qemu, UUID 1-A\n",
             "libvirt web1 123: default: by slice\n",
             "guest not known: no file",
             "its agent is of another build: it is older",

@@ -56,11 +56,18 @@ impl Access {
         self.covers(client.user.uid, client.verdict.tenant.as_ref())
     }
 
-    /// Whether a process that is no client of an agent may be seen and touched.
-    pub(crate) fn covers_process(&self, rules: &[TenantRule], uid: u32, pid: i32) -> bool {
+    /// Whether a process that is no client of an agent may be seen and touched. One that lives no
+    /// more may not: its number may be another's, whose tenant would be found.
+    pub(crate) fn covers_process(
+        &self,
+        rules: &[TenantRule],
+        uid: u32,
+        pid: i32,
+        lives: impl FnOnce() -> bool,
+    ) -> bool {
         let tenant = || tenants::verdict(rules, pid).tenant;
         match self {
-            Self::Of(own, _) => *own == uid && self.covers(uid, tenant().as_ref()),
+            Self::Of(own, _) => *own == uid && self.covers(uid, tenant().as_ref()) && lives(),
             Self::All => true,
             Self::Nobody => false,
         }
@@ -96,8 +103,12 @@ mod tests {
         assert_eq!(Access::of(&[], &root), Access::All);
         assert_eq!(Access::of(&[], &living), Access::Of(12345, own));
         assert_eq!(Access::of(&[], &unknown), Access::Nobody);
+        let (process, access) = (PidFd::open(pid).unwrap(), Access::of(&[], &living));
+        let covers = |uid| access.covers_process(&[], uid, pid, || !process.has_exited());
+        assert!(covers(12345) && !covers(0));
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(Access::of(&[], &living), Access::Nobody, "its number may be another's");
+        assert!(!covers(12345), "and so may the other process's");
     }
 }

@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::Instant;
 
 use control::Histogram;
+use guests::Names;
 use kmem::pidfd::PidFd;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{Detaching, PageNo, RegionId, SegmentId};
@@ -132,6 +133,8 @@ pub(crate) struct Identity {
     pub(crate) pid: i32,
     pub(crate) user: Arc<User>,
     pub(crate) name: String,
+    /// How its guest called itself when it connected.
+    pub(crate) own: Names,
     /// The version of the protocol that its connection speaks.
     pub(crate) version: u16,
     pub(crate) domain: Arc<Domain>,
@@ -164,6 +167,14 @@ impl std::ops::Deref for Client {
     type Target = Identity;
     fn deref(&self) -> &Identity {
         &self.identity
+    }
+}
+
+impl Identity {
+    /// What it is called where people read it, as [`control::ClientStatus::called`].
+    pub(crate) fn called(&self) -> &str {
+        let guest = self.verdict.name.as_ref().or(self.own.name.as_ref());
+        guest.filter(|name| !name.is_empty()).unwrap_or(&self.name)
     }
 }
 

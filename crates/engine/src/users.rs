@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
+use kmem::procfs::start_time;
 use parking_lot::Mutex;
 
 pub(crate) use self::received::{Connection, Received};
@@ -65,11 +66,21 @@ pub(crate) enum OverBound {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) pid: i32,
+    /// When the process started: another may have its number by now.
+    started: u64,
     /// The name of its program, as it says; may be empty.
     pub(crate) name: String,
     /// The broken rule, and the remedy.
     pub(crate) reason: String,
     pub(crate) times: u64,
+}
+
+impl Refused {
+    /// Whether its process lives. No descriptor is kept for that, since one process can be refused
+    /// as many users.
+    pub(crate) fn lives(&self) -> bool {
+        start_time(self.pid).is_ok_and(|started| started == self.started)
+    }
 }
 
 /// Lines in the log in the present minute.
@@ -154,16 +165,18 @@ impl User {
 
     /// Notes a refused client, and logs it once.
     pub(crate) fn refuse(&self, pid: i32, name: &str, reason: &str) {
-        {
+        // What has ended already is not listed.
+        if let Ok(started) = start_time(pid) {
             let mut refused = self.refused.lock();
-            if let Some(same) = refused.iter_mut().find(|refused| refused.pid == pid && refused.reason == reason) {
+            let is_same = |one: &&mut Refused| one.pid == pid && one.started == started && one.reason == reason;
+            if let Some(same) = refused.iter_mut().find(is_same) {
                 same.times += 1;
                 return;
             }
             if refused.len() >= REFUSALS_OF_USER {
                 refused.pop_front();
             }
-            refused.push_back(Refused { pid, name: name.into(), reason: reason.into(), times: 1 });
+            refused.push_back(Refused { pid, started, name: name.into(), reason: reason.into(), times: 1 });
         }
         if self.may_log() {
             tracing::warn!(pid, uid = self.uid, name, "refused: {reason}");
@@ -177,14 +190,9 @@ impl User {
     /// The refused clients whose processes live, the latest last.
     pub(crate) fn refused(&self) -> Vec<Refused> {
         let mut refused = self.refused.lock();
-        refused.retain(|refused| lives(refused.pid));
+        refused.retain(Refused::lives);
         refused.iter().cloned().collect()
     }
-}
-
-fn lives(pid: i32) -> bool {
-    let pid = rustix::process::Pid::from_raw(pid);
-    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
 }
 
 /// All users that have, or lately had, a client.

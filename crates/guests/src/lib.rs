@@ -22,6 +22,8 @@ pub use find::{FindError, Found, find};
 
 /// Most bytes of a command line that are read.
 const MOST: u64 = 1 << 20;
+/// Most characters of a name that somebody keeps.
+const MOST_OF_NAME: usize = 128;
 /// Programs that run guests, besides QEMU.
 const MONITORS: [&str; 3] = ["cloud-hypervisor", "firecracker", "crosvm"];
 
@@ -133,6 +135,29 @@ impl Guest {
         };
         let owned = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
         Some(Self { pid, kind, program, name: owned(name), uuid: owned(uuid), by })
+    }
+}
+
+/// How a guest calls itself: in no more characters than may be kept for each of many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// Its name.
+    pub name: Option<String>,
+    /// Its UUID.
+    pub uuid: Option<String>,
+}
+
+impl Names {
+    /// Those of a process; none if it is no guest, or cannot be read.
+    ///
+    /// The process may keep a reader waiting, as with [`words`].
+    pub fn of(root: &Path, pid: i32) -> Self {
+        let short = |text: String| text.chars().take(MOST_OF_NAME).collect();
+        let guest = Guest::of(root, pid).ok().flatten();
+        guest.map_or_else(Self::default, |Guest { name, uuid, .. }| Self {
+            name: name.map(short),
+            uuid: uuid.map(short),
+        })
     }
 }
 

@@ -69,6 +69,20 @@ fn a_guest_is_called_as_its_command_line_says() {
 }
 
 #[test]
+fn names_that_are_kept_are_short_and_those_of_guests() {
+    let host = Host::new();
+    let long = "x".repeat(1 << 16);
+    host.process(10, "/usr/bin/kvm", &format!("kvm -name {long} -uuid {long}"));
+    host.process(11, "/usr/bin/kvm", "kvm -name web");
+    host.process(12, "/usr/bin/python3", "python3 -name web");
+    let of = |pid| Names::of(host.0.path(), pid);
+    let lengths = [of(10).name, of(10).uuid].map(|text| text.unwrap().len());
+    assert_eq!(lengths, [MOST_OF_NAME; 2]);
+    assert_eq!(of(11), Names { name: Some("web".into()), uuid: None });
+    assert_eq!([of(12), of(13)], [Names::default(), Names::default()]);
+}
+
+#[test]
 fn what_has_a_virtual_machine_is_a_guest() {
     let host = Host::new();
     host.process(10, "/opt/own-monitor", "own");

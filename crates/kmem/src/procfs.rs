@@ -307,13 +307,27 @@ pub fn cpu_time(pid: i32) -> io::Result<Duration> {
 
 /// Page faults of a process that needed no disk (`minflt`), those of threads that have ended too.
 pub fn minor_faults(pid: i32) -> io::Result<u64> {
-    let file = path(Some(pid), "stat");
-    parse_minor_faults(&read_to_string(&file)?).ok_or_else(|| invalid(file))
+    stat_field(pid, 10)
 }
 
-/// Field 10 of `stat`; see [`parse_ticks`].
-fn parse_minor_faults(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()
+/// When a process started, in clock ticks after boot. With its number this tells it from all others
+/// without keeping a descriptor of it.
+///
+/// # Errors
+///
+/// `NotFound` or `ESRCH`: the process is gone.
+pub fn start_time(pid: i32) -> io::Result<u64> {
+    stat_field(pid, 22)
+}
+
+fn stat_field(pid: i32, field: usize) -> io::Result<u64> {
+    let file = path(Some(pid), "stat");
+    parse_field(&read_to_string(&file)?, field).ok_or_else(|| invalid(file))
+}
+
+/// A field of `stat` behind the first two; see [`parse_ticks`].
+fn parse_field(stat: &str, field: usize) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(field - 3)?.parse().ok()
 }
 
 fn stat_time(file: &str) -> io::Result<Duration> {

@@ -1,6 +1,7 @@
 //! `pageone top`, `record`, `replay` and `report`, on a real terminal (tmux) and in a real browser
 //! (Chromium).
 
+mod names;
 mod report;
 mod terminal;
 

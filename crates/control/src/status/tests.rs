@@ -54,7 +54,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
     expect(
         &json["domains"][0]["clients"][0],
         &format!(
-            "pid name uid manager guest guest_name rule unknown regions region_bytes pages_merged recycling pages_kept_huge pages_pending \
+            "pid name uid manager guest guest_name own_name own_uuid rule unknown regions region_bytes pages_merged recycling pages_kept_huge pages_pending \
              pages_copied_total pages_discarded_total pages_differed_total pages_unreadable_total pages_retained_total full_scans mappings max_map_count_binds window_max_us \
              agent_cpu_seconds state refused cooling limited outdated why writer_stall general_profit mappings_limit \
              faults_total dirty_pages_per_second {pages}"
@@ -167,7 +167,7 @@ fn what_a_daemon_of_another_build_does_not_tell_has_no_value() {
     for key in ["memory_total_bytes", "scans_total", "writer_stall", "paused", "version", "store_bytes"] {
         assert!(json.as_object_mut().unwrap().remove(key).is_some(), "{key}");
     }
-    for key in ["why", "general_profit", "mappings_limit", "writer_stall"] {
+    for key in ["why", "general_profit", "mappings_limit", "writer_stall", "own_name", "own_uuid"] {
         let client = json["domains"][0]["clients"][0].as_object_mut().unwrap();
         assert!(client.remove(key).is_some(), "{key}");
     }

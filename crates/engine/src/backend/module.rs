@@ -43,6 +43,7 @@ pub(crate) mod tests;
 
 pub(crate) use self::file::File;
 pub(crate) use self::mounts::{Files, no_agents};
+pub(crate) use self::owner::Owner;
 
 /// For whom the pacer counts this work: files belong to mounts, and mounts to root.
 pub(crate) const USER: u32 = 0;

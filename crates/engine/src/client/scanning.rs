@@ -132,6 +132,7 @@ pub(crate) mod tests {
             pid,
             user: user.clone(),
             name: "test".into(),
+            own: guests::Names::default(),
             version: wire::VERSION,
             domain: Arc::new(Domain::new(key, &Config::default())),
             verdict: Verdict::default(),

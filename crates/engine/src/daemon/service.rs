@@ -306,7 +306,7 @@ impl Service {
         client.disconnect();
         let detached = client.state().link == Link::Detached;
         if detached || client.memory.pagemap.is_gone() {
-            log_of!(client.user, info, pid = client.pid, "client gone");
+            log_of!(client.user, info, pid = client.pid, name = client.called(), "client gone");
             self.reap(client.number);
         }
     }
@@ -316,19 +316,25 @@ impl Service {
     fn process_ended(&mut self, number: ClientId) {
         let Some(client) = self.shared.client(number) else { return };
         if client.memory.pagemap.is_gone() {
-            log_of!(client.user, info, pid = client.pid, name = client.name, "client ended");
+            log_of!(client.user, info, pid = client.pid, name = client.called(), "client ended");
             return self.reap(number);
         }
         self.unwatch(&client.pidfd);
         self.unwatch(client.conn.as_fd());
         client.disconnect();
-        log_of!(client.user, info, pid = client.pid, name = client.name, "client ended; its memory is still in use");
+        log_of!(
+            client.user,
+            info,
+            pid = client.pid,
+            name = client.called(),
+            "client ended; its memory is still in use"
+        );
     }
 
     /// Reaps clients without a connection whose memory is gone.
     fn reap_the_gone(&mut self, clients: &[Arc<Client>]) {
         for client in clients.iter().filter(|client| !client.state().link.is_up() && client.memory.pagemap.is_gone()) {
-            log_of!(client.user, info, pid = client.pid, name = client.name, "client gone");
+            log_of!(client.user, info, pid = client.pid, name = client.called(), "client gone");
             self.reap(client.number);
         }
     }

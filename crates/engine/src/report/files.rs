@@ -6,8 +6,8 @@ use std::sync::Arc;
 use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus, Remarks};
 use kmem::pageonefs::Plain;
 
-use crate::backend::module::File;
 use crate::backend::module::mounts::OfMount;
+use crate::backend::module::{File, Owner};
 use crate::report::why::{Known, why};
 
 const PAGE: i64 = kmem::PAGE_SIZE as i64;
@@ -20,19 +20,19 @@ pub(super) struct OfHost<'a> {
     pub(super) cpu_limit: Option<f64>,
 }
 
-pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<DomainStatus> {
-    let mut domains: Vec<(&OfMount, DomainStatus)> = Vec::new();
+/// A domain for each that mounts have, and the process behind each of its clients.
+pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<(DomainStatus, Vec<Option<Arc<Owner>>>)> {
+    let mut domains: Vec<(&OfMount, Vec<&Arc<File>>)> = Vec::new();
     for mount in mounts {
-        let clients = mount.files.iter().map(|file| client(file, host));
         match domains.iter_mut().find(|(other, _)| Arc::ptr_eq(&other.contents, &mount.contents)) {
-            Some((_, domain)) => domain.clients.extend(clients),
-            None => {
-                let name = format!("pageonefs:{}", mount.name);
-                domains.push((mount, DomainStatus { name, clients: clients.collect(), ..DomainStatus::default() }));
-            }
+            Some((_, files)) => files.extend(&mount.files),
+            None => domains.push((mount, mount.files.iter().collect())),
         }
     }
-    let finish = |(mount, mut domain): (&OfMount, DomainStatus)| {
+    let of = |(mount, files): (&OfMount, Vec<&Arc<File>>)| {
+        let (clients, owners) = files.into_iter().map(|file| client(file, host)).unzip();
+        let name = format!("pageonefs:{}", mount.name);
+        let mut domain = DomainStatus { name, clients, ..DomainStatus::default() };
         let merged: u64 = domain.clients.iter().map(|client| client.metrics.pages_merged).sum();
         let shared = mount.stats.frames.min(merged);
         let profits: i64 = domain.clients.iter().map(|client| client.metrics.general_profit).sum();
@@ -43,12 +43,12 @@ pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<DomainStatus
             general_profit: profits - shared as i64 * PAGE - mount.contents.bytes() as i64,
             ..DomainMetrics::default()
         };
-        domain
+        (domain, owners)
     };
-    domains.into_iter().map(finish).collect()
+    domains.into_iter().map(of).collect()
 }
 
-fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
+fn client(file: &File, host: &OfHost<'_>) -> (ClientStatus, Option<Arc<Owner>>) {
     let state = file.state();
     let counts = state.region.counts();
     let recycling = state.recycling.as_ref().map(|recycling| recycling.lock().status());
@@ -79,20 +79,24 @@ fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
         ..Known::default()
     };
     let why = why(&known);
-    let owner = state.owner.clone();
+    let owner = state.owner.clone().filter(|owner| owner.lives());
     let (pid, uid) = owner.as_ref().map_or((0, 0), |owner| (owner.pid, owner.uid));
-    let program = owner.map_or_else(|| "no process".into(), |owner| owner.name);
-    ClientStatus {
+    let program = owner.as_ref().map_or("no process", |owner| &owner.name);
+    let own = owner.as_ref().and_then(|owner| owner.own.get()).cloned().unwrap_or_default();
+    let status = ClientStatus {
         pid,
         uid,
         name: format!("{program} (inode {})", file.inode),
+        own_name: own.name,
+        own_uuid: own.uuid,
         metrics,
         recycling,
         state: ClientState::Merging,
         remarks: Remarks { refused, ..Remarks::default() },
         why,
         ..ClientStatus::default()
-    }
+    };
+    (status, owner)
 }
 
 /// Why nothing of a file is merged, and the remedy.

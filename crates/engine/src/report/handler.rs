@@ -1,9 +1,12 @@
 //! The engine answers what arrives at the control socket.
 
+use std::sync::Arc;
+
 use control::{ClientMap, DirtyStatus, Handler, Peer, Refusal, SharingMatrix, Status};
 
 use crate::access::Access;
 use crate::backend::agent;
+use crate::backend::module::Owner;
 use crate::core::recycle::device::{self, PlugError};
 use crate::daemon::detach::{DetachError, Detaching, detach};
 use crate::daemon::engine::Engine;
@@ -18,7 +21,7 @@ impl Engine {
             return access.covers_client(&client);
         }
         let config = self.shared.config();
-        let is_covered = |uid| access.covers_process(&config.tenants, uid, pid);
+        let is_covered = |owner: Arc<Owner>| access.covers_process(&config.tenants, owner.uid, pid, || owner.lives());
         *access == Access::All || self.files.guests.owner(pid).is_some_and(is_covered)
     }
 

@@ -49,7 +49,7 @@ pub(super) struct NotAClient(i32);
 /// the peer has access to. `Err`: the first process that is not a client.
 pub(super) fn dirty(shared: &Shared, pids: &[i32], access: &Access) -> Result<Vec<DirtyStatus>, NotAClient> {
     let mut clients = shared.clients();
-    clients.retain(|client| access.covers_client(client));
+    clients.retain(|client| access.covers_client(client) && (pids.is_empty() || !client.pidfd.has_exited()));
     if let Some(&pid) = pids.iter().find(|&&pid| !clients.iter().any(|client| client.pid == pid)) {
         return Err(NotAClient(pid));
     }
@@ -60,7 +60,9 @@ pub(super) fn dirty(shared: &Shared, pids: &[i32], access: &Access) -> Result<Ve
 fn status(client: &Client) -> DirtyStatus {
     let mut state = client.settled();
     let failed = ask(client, &mut state).err();
-    let mut out = DirtyStatus { pid: client.pid, name: client.name.clone(), ..DirtyStatus::default() };
+    let (name, called) = (client.name.clone(), client.called());
+    let guest_name = (*called != name).then(|| called.to_owned());
+    let mut out = DirtyStatus { pid: client.pid, name, guest_name, ..DirtyStatus::default() };
     out.held_up = match (failed, state.link, state.flight.outstanding) {
         (Some(e), ..) => Some(format!("its memory can't be scanned: {e}")),
         (_, Link::Detached, _) => Some("it is detached".into()),

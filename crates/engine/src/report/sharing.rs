@@ -119,8 +119,7 @@ fn of_one_domain(domain: &Domain, clients: &[&Arc<Client>], candidates: usize, d
             break;
         }
         walk.client(client, 1 << at);
-        let name = client.verdict.name.clone().unwrap_or_else(|| client.name.clone());
-        listed.push(Sharer { pid: client.pid, name, ..Sharer::default() });
+        listed.push(Sharer { pid: client.pid, name: client.called().to_owned(), ..Sharer::default() });
     }
     let pairs = pairs(&walk, &mut listed);
     let zeros = clients.iter().map(|c| c.state().regions.values().map(|r| r.counts().zero).sum::<u64>()).sum();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Remarks, Status};
 
 use crate::access::Access;
-use crate::backend::module::Files;
+use crate::backend::module::{Files, Owner};
 use crate::client::{Client, State};
 use crate::report::why::{Known, why};
 use crate::store::domain::Domain;
@@ -40,19 +40,20 @@ pub(super) fn status(shared: &Shared, files: &Files, access: &Access) -> Status 
     let config = shared.config();
     let rules = &config.tenants;
     for user in shared.users.all() {
-        let told = user.refused().into_iter().filter(|one| access.covers_process(rules, user.uid, one.pid));
+        let covers = |one: &Refused| access.covers_process(rules, user.uid, one.pid, || one.lives());
+        let told = user.refused().into_iter().filter(covers);
         status.refused.extend(told.map(|refused| refused_status(user.uid, refused)));
     }
     let mut unmerged = gone.unmerged;
     for domain in shared.domains() {
-        let of_domain = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
-        let (mut out, totals) = domain_status(shared, &of_host, &domain, of_domain, &mut status.metrics);
+        let of_domain = || clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
+        let (mut out, totals) = domain_status(shared, &of_host, &domain, of_domain(), &mut status.metrics);
         status.metrics += &out.metrics;
         unmerged += totals;
         out.clients.iter().for_each(|client| status.writer_stall += &client.writer_stall);
-        let is_of =
-            |client: &ClientStatus| clients.iter().any(|one| one.pid == client.pid && access.covers_client(one));
-        out.clients.retain(|client| *access == Access::All || is_of(client));
+        // In this order they were told. By their numbers an ended one could be taken for another.
+        let mut seen = of_domain().map(|client| access.covers_client(client));
+        out.clients.retain(|_| seen.next() == Some(true));
         if *access == Access::All || !out.clients.is_empty() {
             status.domains.push(out);
         }
@@ -68,13 +69,18 @@ fn add_files(shared: &Shared, files: &Files, status: &mut Status, of_host: &OfHo
     let config = shared.config();
     let rules = &config.tenants;
     let host = super::files::OfHost { paused: of_host.paused.as_deref(), cpu_limit: of_host.cpu_limit };
-    for mut domain in super::files::domains(&mounts, &host) {
+    let covers = |owner: Option<&Owner>| match owner {
+        Some(owner) => access.covers_process(rules, owner.uid, owner.pid, || owner.lives()),
+        None => *access == Access::All,
+    };
+    for (mut domain, owners) in super::files::domains(&mounts, &host) {
         status.metrics += &domain.metrics;
         for client in &domain.clients {
             status.metrics += &client.metrics;
             client.recycling.iter().for_each(|recycling| status.metrics += &recycling.metrics);
         }
-        domain.clients.retain(|client| access.covers_process(rules, client.uid, client.pid));
+        let mut seen = owners.iter().map(|owner| covers(owner.as_deref()));
+        domain.clients.retain(|_| seen.next() == Some(true));
         if *access == Access::All || !domain.clients.is_empty() {
             status.domains.push(domain);
         }
@@ -113,7 +119,7 @@ struct OfHost {
 }
 
 fn refused_status(uid: u32, refused: Refused) -> RefusedStatus {
-    let Refused { pid, name, reason, times } = refused;
+    let Refused { pid, name, reason, times, .. } = refused;
     RefusedStatus { uid, pid, name, reason, times }
 }
 
@@ -274,6 +280,8 @@ fn client_status(
         manager: client.verdict.manager.map(str::to_owned),
         guest: client.verdict.guest.clone(),
         guest_name: client.verdict.name.clone(),
+        own_name: client.own.name.clone(),
+        own_uuid: client.own.uuid.clone(),
         rule: client.verdict.rule.clone(),
         metrics,
         recycling,

@@ -58,4 +58,8 @@ fn refused_clients_are_listed_once_and_the_log_is_bounded() {
     assert!(user.refused().iter().all(|refused| refused.pid == pid));
     user.accepted(pid);
     assert!(user.refused().is_empty());
+    // Its number is another process's now.
+    user.refuse(pid, "a", "the reason");
+    user.refused.lock()[0].started -= 1;
+    assert!(user.refused().is_empty());
 }

@@ -156,9 +156,11 @@ impl Shared {
         self.clients.read().all.get(&number).cloned()
     }
 
-    /// A client that is this process; while it reconnects there may be two.
+    /// A client that has this number now; while it reconnects there may be two. One whose process
+    /// has ended may be kept, since its memory lives, and another process have its number.
     pub(crate) fn client_of(&self, pid: i32) -> Option<Arc<Client>> {
-        self.clients.read().all.values().find(|client| client.pid == pid).cloned()
+        let clients = self.clients.read();
+        clients.all.values().find(|client| client.pid == pid && !client.pidfd.has_exited()).cloned()
     }
 
     pub(crate) fn clients(&self) -> Vec<Arc<Client>> {

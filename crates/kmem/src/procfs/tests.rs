@@ -110,9 +110,11 @@ fn many_mappings_are_all_listed() {
 }
 
 #[test]
-fn minor_faults_are_told_from_the_other_fields() {
+fn fields_of_stat_are_told_from_each_other() {
     let stat = "7 (a) b) S 1 2 3 4 5 6 777 8 9 10 11 12";
-    assert_eq!((parse_minor_faults(stat), parse_minor_faults("7 (a) S 1")), (Some(777), None));
+    assert_eq!((parse_field(stat, 10), parse_field("7 (a) S 1", 10)), (Some(777), None));
+    let own = std::process::id() as i32;
+    assert!(start_time(own).unwrap() > 0 && start_time(own).unwrap() == start_time(own).unwrap());
     assert!(minor_faults(std::process::id() as i32).unwrap() > 0);
 }
 

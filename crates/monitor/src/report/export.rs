@@ -73,9 +73,8 @@ fn lines(moment: &Moment, scope: Scope, out: &mut dyn Write) -> io::Result<()> {
             Source::Governor => (scope == Scope::Governor, String::new()),
             Source::Domain(domain) => (scope == Scope::Domain, format!(",{}", field(&domain.name))),
             Source::Client(domain, client) => {
-                let name = client.guest_name.as_ref().unwrap_or(&client.name);
                 let why = client.why.as_ref().map_or("", |why| why.code.text());
-                let first = format!(",{},{},{},{}", field(&domain.name), client.pid, field(name), why);
+                let first = format!(",{},{},{},{}", field(&domain.name), client.pid, field(client.called()), why);
                 (scope == Scope::Client, first)
             }
             Source::Recycler(..) => (false, String::new()),

@@ -12,8 +12,10 @@ use crate::moment::Moment;
 pub struct Row {
     /// Its process.
     pub pid: i32,
-    /// The name that its manager gives, else its program's.
+    /// What it is called.
     pub name: String,
+    /// By what else it can be chosen: its program and UUID.
+    pub alias: String,
     /// The domain within which it shares.
     pub domain: String,
     /// Its metrics in the order of [`control::columns`], as the columns show them: counters by
@@ -27,7 +29,6 @@ pub struct Row {
 
 impl Row {
     fn new(client: &ClientStatus, domain: &str, before: Option<(&ClientStatus, f64)>) -> Self {
-        let name = client.guest_name.as_ref().filter(|name| !name.is_empty()).unwrap_or(&client.name);
         let value = |of: &ClientStatus, metric: &Metric| Some(of.metrics.value(metric)?.real());
         let shown = |metric: &'static Metric| {
             let now = value(client, metric)?;
@@ -45,7 +46,8 @@ impl Row {
         );
         Row {
             pid: client.pid,
-            name: printable(name),
+            name: printable(client.called()),
+            alias: format!("{} {}", client.name, client.identity().unwrap_or_default()),
             domain: printable(domain),
             values: columns().map(shown).collect(),
             why,
@@ -58,9 +60,9 @@ impl Row {
         *self.values.get(columns().position(|metric| metric.name == name)?)?
     }
 
-    /// Whether a filter's words are all in its name, process, domain or reason.
+    /// Whether a filter's words are all in its name, program, UUID, process, domain or reason.
     pub fn matches(&self, filter: &str) -> bool {
-        let text = format!("{} {} {} {}", self.name, self.pid, self.domain, self.why).to_lowercase();
+        let text = format!("{} {} {} {} {}", self.name, self.alias, self.pid, self.domain, self.why).to_lowercase();
         filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
     }
 }

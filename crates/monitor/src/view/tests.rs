@@ -24,15 +24,16 @@ fn moment(time: i64, clients: Vec<ClientStatus>) -> Moment {
 }
 
 #[test]
-fn a_row_has_the_managers_name_and_rates_since_the_moment_before() {
+fn a_row_has_the_guests_name_and_rates_since_the_moment_before() {
     let before = moment(10_000, vec![client(1, "qemu", 100)]);
     let mut named = client(1, "qemu", 300);
-    named.guest_name = Some("web\u{1b}-1".into());
+    (named.own_name, named.own_uuid) = (Some("web\u{1b}-1".into()), Some("1-A".into()));
     named.why = Some(Why { code: control::Reason::Pinned, text: "its memory is locked".into() });
     let now = moment(12_000, vec![named, client(2, "new", 5)]);
     let rows = rows(&now, Some(&before));
     let values = |row: &Row| ["faults_total", "pages_merged"].map(|name| row.value(name));
     assert_eq!((rows[0].name.as_str(), values(&rows[0])), ("web-1", [Some(100.0), Some(256.0)]));
+    assert!(rows[0].matches("qemu web-1") && rows[0].matches("1-a") && !rows[1].matches("1-a"));
     assert_eq!((rows[0].why.as_str(), rows[0].domain.as_str()), ("pinned", "uid-0"));
     let cells =
         ["faults_total", "agent_cpu_seconds", "pages_merged", "mappings"].map(|name| Column::of(name).cell(&rows[0]));

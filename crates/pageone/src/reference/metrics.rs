@@ -78,7 +78,7 @@ fn about(scope: Scope) -> (&'static str, &'static str) {
             "A client",
             "In each element of a domain's `clients`. Beside the metrics: `pid`, `name` (of the program), `uid` \
              and `state`. These may be `null`: `manager` (what manages it), `guest` and `guest_name` (as the manager \
-             knows them). So may `unknown` (why the guest is not known), `recycling`, `refused` (why nothing of it is \
+             knows them), `own_name` and `own_uuid` (by its own command line). So may `unknown` (why the guest is not known), `recycling`, `refused` (why nothing of it is \
              merged at present) and `why` (why not more is). `rule` gave its domain.",
         ),
         Scope::Recycler => (

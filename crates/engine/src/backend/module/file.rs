@@ -45,7 +45,7 @@ pub(crate) struct State {
     /// For each word of dirty bits whether the last harvest of it found all of them.
     pub(super) all_written: Vec<bool>,
     pub(crate) plain: Option<Plain>,
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<Arc<Owner>>,
     /// Of the guest whose first file this is, if it marks its free pages.
     pub(crate) recycling: Option<Arc<Mutex<Recycling>>>,
 }

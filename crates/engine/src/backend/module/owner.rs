@@ -1,45 +1,60 @@
 //! Which process a file belongs to: the first that has it open.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
+use guests::Names;
 use kmem::memfd::FileId;
+use kmem::pidfd::PidFd;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 
 /// A process that has a file open.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) pid: i32,
     pub(crate) uid: u32,
     pub(crate) name: String,
+    /// Another process may have its number by now.
+    pub(crate) process: PidFd,
+    /// How its guest calls itself, once it was asked: that may take for ever.
+    pub(crate) own: OnceLock<Names>,
 }
 
 impl Owner {
-    pub(super) fn lives(&self) -> bool {
-        Path::new(&format!("/proc/{}", self.pid)).exists()
+    pub(crate) fn lives(&self) -> bool {
+        !self.process.has_exited()
     }
 }
 
 /// The processes that have files of a mount open, by inode number, in the order of their numbers.
-pub(super) fn of(path: &Path, device: u64) -> HashMap<u64, Vec<Owner>> {
-    let mut owners: HashMap<u64, Vec<Owner>> = HashMap::new();
+pub(super) fn of(path: &Path, device: u64) -> HashMap<u64, Vec<Arc<Owner>>> {
+    let mut owners: HashMap<u64, Vec<Arc<Owner>>> = HashMap::new();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<i32> = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
     for pid in pids {
+        let Ok(process) = PidFd::open(pid) else { continue };
+        let mut inodes = BTreeSet::new();
         let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         for fd in open.map(|entry| entry.path()) {
             // By its name first: to ask a file of another file system may take long.
             let here = std::fs::read_link(&fd).is_ok_and(|name| name.starts_with(path));
             let Some(file) = here.then(|| std::fs::metadata(&fd).ok()).flatten() else { continue };
-            let known = owners.get(&file.ino()).and_then(|owners| owners.last());
-            if file.dev() == device && known.is_none_or(|last| last.pid != pid) {
-                let process = std::fs::metadata(format!("/proc/{pid}"));
-                let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                let uid = process.map_or(0, |process| process.uid());
-                owners.entry(file.ino()).or_default().push(Owner { pid, uid, name: name.trim_end().into() });
+            if file.dev() == device {
+                inodes.insert(file.ino());
             }
+        }
+        if inodes.is_empty() {
+            continue;
+        }
+        let uid = std::fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid());
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned();
+        let owner = Arc::new(Owner { pid, uid, name, process, own: OnceLock::new() });
+        // All that was asked by its number was asked of this process.
+        if owner.lives() {
+            inodes.into_iter().for_each(|inode| owners.entry(inode).or_default().push(owner.clone()));
         }
     }
     owners
@@ -60,6 +75,15 @@ pub(super) fn descriptors(pid: i32) -> Vec<(FileId, u32)> {
 mod tests {
     use super::*;
 
+    impl Owner {
+        /// This process.
+        pub(in super::super) fn this() -> Arc<Self> {
+            let pid = std::process::id() as i32;
+            let process = PidFd::open(pid).unwrap();
+            Arc::new(Self { pid, uid: 0, name: String::new(), process, own: OnceLock::new() })
+        }
+    }
+
     #[test]
     fn the_process_that_has_a_file_open_is_found() {
         let directory = tempfile::tempdir().unwrap();
@@ -74,6 +98,18 @@ mod tests {
         let number = descriptors(owner.pid).into_iter().find(|&(other, _)| other == id).unwrap().1;
         assert_eq!(number, std::os::fd::AsRawFd::as_raw_fd(&file) as u32);
         drop(file);
-        assert_eq!(of(directory.path(), of_file.dev()).get(&of_file.ino()), None);
+        assert!(!of(directory.path(), of_file.dev()).contains_key(&of_file.ino()));
+    }
+
+    #[test]
+    fn an_owner_that_has_ended_lives_no_more_though_its_number_is_taken() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = PidFd::open(child.id() as i32).unwrap();
+        // Its number is this process's, which lives all the time.
+        let owner = Owner { process, ..Arc::into_inner(Owner::this()).unwrap() };
+        assert!(owner.lives());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!owner.lives());
     }
 }

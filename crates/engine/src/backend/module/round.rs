@@ -178,8 +178,8 @@ impl Files {
                 let mut owners = owner::of(&point.path, device);
                 for file in &files {
                     let of_file = owners.remove(&file.inode).unwrap_or_default();
-                    file.state().owner = of_file.first().cloned();
                     find_guests(self, shared, file, &of_file);
+                    file.state().owner = of_file.first().map(|owner| self.guests.same(owner));
                 }
             }
         }

@@ -5,10 +5,12 @@ mod segments;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
+use guests::Names;
 use kmem::memfd::{self, SharedMap};
 use kmem::peer::{self, Peer};
 use kmem::seqpacket::Conn;
@@ -269,7 +271,7 @@ impl Service {
             let number = client.number;
             // Only now: the new ledger counts the frames that it maps.
             before.into_iter().for_each(|number| self.reap(number));
-            log_of!(client.user, info, pid = client.pid, name = client.name, domain = %client.domain.key, "client");
+            log_of!(client.user, info, pid = client.pid, name = client.called(), domain = %client.domain.key, "client");
             let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number.0))
                 && self.watch(&client.pidfd, PROCESS | u64::from(number.0));
             self.shared.add_client(&client);
@@ -300,6 +302,7 @@ impl Admitted {
             let claim = handshake.user.claim(Kind::Clients, 1)?;
             let pidfd = peer::pidfd(handshake.conn.as_fd()).map_err(AdmissionError::Process)?;
             let verdict = tenants::verdict(&shared.config().tenants, pid);
+            let own = Names::of(Path::new("/"), pid);
             let process = Process::open(pid, uid, &control, address)?;
             // The process lived all the time, so no other had its number; and it ran no other
             // program, since it still shows the control page.
@@ -307,9 +310,9 @@ impl Admitted {
                 return Err(AdmissionError::HasEnded);
             }
             let key = handshake.domain(shared, &verdict)?;
-            Ok((shared.domain(key)?, verdict, claim, pidfd, process))
+            Ok((shared.domain(key)?, verdict, own, claim, pidfd, process))
         };
-        let (domain, verdict, claim, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
+        let (domain, verdict, own, claim, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
         let Process { memory, pagemap, maps } = process;
         handshake.user.accepted(pid);
         let hello = handshake.hello?;
@@ -322,6 +325,7 @@ impl Admitted {
             pid,
             user: handshake.user,
             name: hello.name,
+            own,
             version: hello.version,
             domain,
             verdict,

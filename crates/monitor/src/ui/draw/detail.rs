@@ -109,7 +109,7 @@ fn text_lines(theme: Theme, row: &Row, client: Option<&ClientStatus>, width: usi
 fn remarks(client: &ClientStatus) -> Vec<(&'static str, String)> {
     let mut remarks = Vec::new();
     let manager = client.manager.as_deref().unwrap_or("no manager");
-    let guest = client.guest.as_ref().map(|guest| format!(" {guest}")).unwrap_or_default();
+    let guest = client.identity().map(|guest| format!(" {guest}")).unwrap_or_default();
     let rule = if client.rule.is_empty() { String::new() } else { format!(" · domain by {}", client.rule) };
     let who = format!("{} · user {} · {manager}{guest}{rule} · {}", client.name, client.uid, client.state);
     remarks.push(("Who", who));

@@ -37,7 +37,7 @@ fn one(client: &Client, out: &mut String) {
         out,
         "{} {} · {:.0} MiB · {:.0} pages/s · {:.1} MB/s",
         status.pid,
-        status.name,
+        status.guest_name.as_ref().unwrap_or(&status.name),
         mib(status.pages),
         status.pages_per_second,
         client.mb_per_second
@@ -137,6 +137,7 @@ mod tests {
         let status = DirtyStatus {
             pid: 42,
             name: "qemu".into(),
+            guest_name: Some("web".into()),
             pages: 1000,
             pages_per_second: 250.0,
             windows,
@@ -148,7 +149,7 @@ mod tests {
         let client = Client { status, mb_per_second: 1.024, migration: Some(migration) };
         let out = report(&Report { time: 0.0, clients: vec![client] });
         for part in [
-            "42 qemu",
+            "42 web",
             "250 pages/s · 1.0 MB/s",
             "in 1 s: 100 (10.0 %)",
             "in 60 s: 100 (10.0 %) so far",

@@ -6,9 +6,11 @@
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use guests::Names;
 use kmem::PAGE_SIZE;
 use kmem::memfd::FileId;
 use kmem::pidfd::PidFd;
@@ -24,7 +26,7 @@ use super::pool::{Pool, TakeError};
 use super::process::{OfRam, Process, Qemu};
 use super::sweep::Sweeper;
 use crate::backend::module::file::File;
-use crate::backend::module::owner;
+use crate::backend::module::owner::{self, Owner};
 use crate::core::ledger::free_pages::FreePages;
 use crate::core::recycle::device::{self, QMP_TIME};
 use crate::core::recycle::layout::{LayoutError, Place, extents_of, find_ram};
@@ -51,9 +53,7 @@ pub(in super::super) trait Managed: Send + Sync + 'static {
 
 /// A process that has a file open.
 pub(super) struct Subject {
-    pub(super) pid: i32,
-    pub(super) process: PidFd,
-    pub(super) uid: u32,
+    pub(super) owner: Arc<Owner>,
     pub(super) file: Arc<File>,
 }
 
@@ -116,13 +116,18 @@ impl Words {
 
 /// Looks at a process, in a thread of its own.
 pub(super) fn start(files: &Arc<impl Managed>, shared: &Arc<Shared>, subject: Subject) {
-    let Some(search) = Search::begin(shared, Some(subject.uid)) else {
-        tracing::warn!(pid = subject.pid, "not recycled: too many processes of its user are being looked at");
+    let Some(search) = Search::begin(shared, Some(subject.owner.uid)) else {
+        tracing::warn!(pid = subject.owner.pid, "not recycled: too many processes of its user are being looked at");
         return;
     };
     let (files, shared) = (files.clone(), shared.clone());
     let look = move || {
-        if let Some(words) = Words::of(subject.pid) {
+        let pid = subject.owner.pid;
+        let own = Names::of(Path::new("/"), pid);
+        if subject.owner.lives() {
+            let _ = subject.owner.own.set(own);
+        }
+        if let Some(words) = Words::of(pid) {
             find(&files, &shared, &search, subject, words);
         }
     };
@@ -132,9 +137,9 @@ pub(super) fn start(files: &Arc<impl Managed>, shared: &Arc<Shared>, subject: Su
 }
 
 fn find(files: &Arc<impl Managed>, shared: &Shared, search: &Search, subject: Subject, words: Words) {
-    let (pid, file) = (subject.pid, subject.file.clone());
-    let goes_on = || search.goes_on() && !subject.process.has_exited();
-    let (pool, monitor) = match inherited(&subject.process, words, &goes_on) {
+    let (pid, file) = (subject.owner.pid, subject.file.clone());
+    let goes_on = || search.goes_on() && subject.owner.lives();
+    let (pool, monitor) = match inherited(&subject.owner.process, words, &goes_on) {
         Ok(both) => both,
         Err(why) => return tracing::warn!(pid, "not recycled: {why}"),
     };
@@ -180,13 +185,13 @@ fn locate(
 ) -> Result<(Mapped, Vec<Extent>, bool), FindError> {
     let mut qmp = Qmp::open(monitor.as_fd(), QMP_TIME, goes_on)?;
     let (ram, is_plugged) = (find_ram(&mut qmp)?, device::is_plugged(&mut qmp)?);
-    let mapped = mapped(files, subject.pid, goes_on)?;
+    let mapped = mapped(files, subject.owner.pid, goes_on)?;
     let extents = extents_of(&mapped.places, &ram);
     if extents.is_empty() {
         return Err(FindError::Unmanaged);
     }
     // All that was asked by its number was asked of this process.
-    if subject.process.has_exited() { Err(FindError::Over) } else { Ok((mapped, extents, is_plugged)) }
+    if subject.owner.lives() { Ok((mapped, extents, is_plugged)) } else { Err(FindError::Over) }
 }
 
 /// From now on it is recycled, and what it marks is not merged.
@@ -198,7 +203,6 @@ fn manage(
     mapped: Mapped,
     extents: Vec<Extent>,
 ) -> Guest {
-    let Subject { pid, process, .. } = subject;
     let Mapped { files, ram, .. } = mapped;
     for (number, file) in files.iter().enumerate() {
         let own = |extent: &&Extent| extent.region == RegionId(number as u32);
@@ -207,8 +211,8 @@ fn manage(
     }
     recycling.lock().locate(extents.clone());
     let pages: u64 = extents.iter().map(|extent| u64::from(extent.run.len)).sum();
-    tracing::info!(pid, "free pages of {} MiB are punched", (pages * PAGE_SIZE as u64) >> 20);
-    let qemu = Arc::new(Qemu { pid, process, monitor, pool: number });
+    tracing::info!(pid = subject.owner.pid, "free pages of {} MiB are punched", (pages * PAGE_SIZE as u64) >> 20);
+    let qemu = Arc::new(Qemu { owner: subject.owner, monitor, pool: number });
     let ground = Process::new(qemu.clone(), ram);
     Guest { qemu, sweeper: Mutex::new(Sweeper::new(pool, extents, Box::new(ground))), recycling, files }
 }
@@ -292,17 +296,13 @@ mod tests {
     use crate::backend::module::tests::Fake;
     use crate::core::ledger::free_pages::tests::{guest_side, pool};
 
-    fn own() -> PidFd {
-        PidFd::open(std::process::id() as i32).unwrap()
-    }
-
     #[test]
     fn what_a_process_has_instead_of_pool_and_monitor_is_refused() {
         let (fd, map) = pool(SealFlags::SHRINK | SealFlags::GROW);
         guest_side(&map).initialise();
         let (monitor, _qemu) = UnixStream::pair().unwrap();
         let (number, monitor) = (fd.as_raw_fd() as u32, monitor.as_raw_fd() as u32);
-        let look = |pool, qmp| inherited(&own(), Words { pool, qmp, period_ms: 0 }, &|| false);
+        let look = |pool, qmp| inherited(&Owner::this().process, Words { pool, qmp, period_ms: 0 }, &|| false);
         assert!(matches!(look(1 << 20, monitor), Err(FindError::Descriptor(_))));
         assert!(matches!(look(number, number), Err(FindError::NoMonitor)));
         assert!(matches!(look(monitor, monitor), Err(FindError::Pool(TakeError::Marks(_)))));
@@ -326,8 +326,7 @@ mod tests {
         });
         let kept = Arc::new(crate::backend::module::mounts::Files::default());
         let file = crate::backend::module::tests::file(Arc::new(Fake(Mutex::default())), 1);
-        let pid = std::process::id() as i32;
-        let subject = Subject { pid, process: own(), uid: 0, file };
+        let subject = Subject { owner: Owner::this(), file };
         let why = locate(&*kept, &subject, &monitor.into(), &|| true).err().unwrap();
         assert!(matches!(why, FindError::Unmanaged), "{why}");
     }

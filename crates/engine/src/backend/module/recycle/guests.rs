@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kmem::pidfd::PidFd;
-
 use super::find::{self, Managed};
 use super::known::{Known, Looked};
 use crate::backend::module::file::File;
@@ -19,27 +17,33 @@ pub(in super::super) fn find_guests(
     files: &Arc<impl Managed>,
     shared: &Arc<Shared>,
     file: &Arc<File>,
-    holders: &[Owner],
+    holders: &[Arc<Owner>],
 ) {
     files.guests().reap();
     for holder in holders {
-        let (pid, file) = (holder.pid, file.clone());
+        let (owner, file) = (holder.clone(), file.clone());
         let mut all = files.guests().all.lock();
-        if all.get(&pid).is_some_and(|looked| !looked.process.has_exited()) {
+        if all.get(&owner.pid).is_some_and(|looked| looked.owner.lives()) {
             continue;
         }
-        let (Ok(kept), Ok(process)) = (PidFd::open(pid), PidFd::open(pid)) else { continue };
-        let before = all.insert(pid, Looked { process: kept, uid: holder.uid, told: None, guest: None });
+        let before = all.insert(owner.pid, Looked { owner: owner.clone(), told: None, guest: None });
         drop(all);
         before.into_iter().for_each(|mut looked| looked.end());
-        find::start(files, shared, find::Subject { pid, process, uid: holder.uid, file });
+        find::start(files, shared, find::Subject { owner, file });
     }
 }
 
 impl Known {
-    /// The owner of a process that is a guest with a pool.
-    pub(crate) fn owner(&self, pid: i32) -> Option<u32> {
-        self.all.lock().get(&pid).filter(|looked| looked.told.is_some()).map(|looked| looked.uid)
+    /// The process of this number, if it is a guest with a pool.
+    pub(crate) fn owner(&self, pid: i32) -> Option<Arc<Owner>> {
+        self.all.lock().get(&pid).filter(|looked| looked.told.is_some()).map(|looked| looked.owner.clone())
+    }
+
+    /// The same process as it is known here, where its name was asked.
+    pub(in super::super) fn same(&self, owner: &Arc<Owner>) -> Arc<Owner> {
+        let all = self.all.lock();
+        let known = all.get(&owner.pid).map(|looked| &looked.owner).filter(|known| known.lives());
+        known.unwrap_or(owner).clone()
     }
 
     /// The thread: sweeps where one is due, until the engine stops.

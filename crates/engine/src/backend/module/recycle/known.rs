@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kmem::pidfd::PidFd;
 use parking_lot::{Condvar, Mutex};
 
 use super::process::Qemu;
 use super::sweep::Sweeper;
 use crate::backend::module::file::File;
+use crate::backend::module::owner::Owner;
 use crate::core::recycle::state::Recycling;
 use crate::world::shared::Shared;
 
@@ -23,8 +23,7 @@ pub(super) struct Guest {
 }
 
 pub(super) struct Looked {
-    pub(super) process: PidFd,
-    pub(super) uid: u32,
+    pub(super) owner: Arc<Owner>,
     /// Once it was found to have a pool: the file that tells of it.
     pub(super) told: Option<(Arc<File>, Arc<Mutex<Recycling>>)>,
     /// Once it is known where its RAM lies.
@@ -85,7 +84,7 @@ impl Known {
     pub(super) fn reap(&self) -> Vec<Arc<Guest>> {
         let mut all = self.all.lock();
         all.retain(|_, looked| {
-            let lives = !looked.process.has_exited();
+            let lives = looked.owner.lives();
             if !lives {
                 looked.end();
             }

@@ -45,16 +45,16 @@ impl Guest {
         shared: &Shared,
         act: impl Fn(&dyn device::Guest, &mut device::Monitor<'_>) -> Result<(), PlugError>,
     ) -> Result<(), PlugError> {
-        let pid = self.qemu.pid;
+        let pid = self.qemu.owner.pid;
         let sweeper = self.sweeper.try_lock_for(SWEEP_TIME).ok_or(SessionError::Busy(pid))?;
-        let goes_on = || !shared.stopping() && !self.qemu.process.has_exited();
+        let goes_on = || !shared.stopping() && self.qemu.owner.lives();
         let mut qmp = device::monitor(pid, self.qemu.monitor.as_fd(), &goes_on)?;
         act(&InSession { guest: self, sweeper }, &mut qmp)
     }
 
     /// Its device was not there when it was found: see [`device::plug_by_itself`].
     pub(super) fn plug_by_itself(&self, shared: &Shared, is_first: bool) -> Result<(), PlugError> {
-        let pid = self.qemu.pid;
+        let pid = self.qemu.owner.pid;
         let answer = |error: qmp::QmpError| PlugError::Qemu { pid, why: error.to_string() };
         self.in_session(shared, |guest, qmp| device::plug_by_itself(guest, qmp, is_first).map_err(answer))
     }
@@ -62,7 +62,7 @@ impl Guest {
 
 impl device::Guest for InSession<'_> {
     fn pid(&self) -> i32 {
-        self.guest.qemu.pid
+        self.guest.qemu.owner.pid
     }
 
     fn renew(&self) -> Result<u32, PlugError> {

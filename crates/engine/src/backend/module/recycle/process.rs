@@ -4,13 +4,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kmem::memfd::{FileId, identity};
-use kmem::pidfd::PidFd;
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use wire::Run;
 use wire::recycle::Refusal;
 
 use crate::backend::module::file::File;
+use crate::backend::module::owner::Owner;
 
 /// Makes pages of the guest's file of this number holes, unless pinned; calls back with holes.
 pub(super) type Punch<'a> = Box<dyn Fn(usize, &[Run], &mut dyn FnMut(Run)) -> Result<(), Errno> + 'a>;
@@ -28,8 +28,7 @@ pub(super) trait Ground: Send {
 }
 
 pub(super) struct Qemu {
-    pub(super) pid: i32,
-    pub(super) process: PidFd,
+    pub(super) owner: Arc<Owner>,
     pub(super) monitor: OwnedFd,
     /// The number of its descriptor for the pool.
     pub(super) pool: u32,
@@ -56,7 +55,7 @@ impl Process {
 impl Ground for Process {
     fn held(&self) -> Option<Refusal> {
         // A device that has pinned pages would go on with those that are punched away.
-        match kmem::procfs::status(Some(self.qemu.pid)) {
+        match kmem::procfs::status(Some(self.qemu.owner.pid)) {
             Ok(status) if status.vm_pin_kib > 0 => Some(Refusal::Pinned),
             Ok(status) if status.vm_lck_kib > 0 => Some(Refusal::Locked),
             Ok(_) => None,
@@ -67,7 +66,7 @@ impl Ground for Process {
     fn open(&self) -> Result<Punch<'_>, Errno> {
         let mut open = Vec::new();
         for &OfRam { id, number, .. } in &self.files {
-            let fd = self.qemu.process.descriptor(number).map_err(errno)?;
+            let fd = self.qemu.owner.process.descriptor(number).map_err(errno)?;
             if identity(&fd).ok() != Some(id) {
                 // It is another file now. Closing it may wait for its server.
                 let _ = std::thread::Builder::new().name("closing".into()).spawn(move || drop(fd));
@@ -109,12 +108,12 @@ mod tests {
     fn pages_of_the_processes_own_file_are_punched_and_no_other_file_in_its_place() {
         let (ram, _map) = kmem::memfd::create_fixed("ram", 16 << 12).unwrap();
         let (other, _other_map) = kmem::memfd::create_fixed("other", 16 << 12).unwrap();
-        let (fake, pid) = (Arc::new(Fake(Mutex::default())), std::process::id() as i32);
+        let fake = Arc::new(Fake(Mutex::default()));
         fake.0.lock().fill(1, 16);
         let file = crate::backend::module::tests::file(fake.clone(), 16);
         let (monitor, _qemu) = std::os::unix::net::UnixStream::pair().unwrap();
-        let process = PidFd::open(pid).unwrap();
-        let qemu = Arc::new(Qemu { pid, process, monitor: monitor.into(), pool: 0 });
+        let owner = Owner::this();
+        let qemu = Arc::new(Qemu { owner, monitor: monitor.into(), pool: 0 });
         let id = identity(&ram).unwrap();
         let with = |fd: &OwnedFd| {
             let number = fd.as_raw_fd() as u32;

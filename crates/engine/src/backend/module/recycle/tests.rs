@@ -11,7 +11,6 @@ use std::time::Duration;
 use control::RecyclerState;
 use kmem::memfd::SharedMap;
 use kmem::pageonefs::Plain;
-use kmem::pidfd::PidFd;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use rustix::fs::SealFlags;
@@ -282,8 +281,7 @@ fn no_mark_from_before_a_pause_is_applied_after_it() {
     // A driver that leaves marks behind.
     of_guest.mark(frame(0, 20)..frame(0, 30));
     let (monitor, asked) = monitor();
-    let pid = std::process::id() as i32;
-    let qemu = Arc::new(Qemu { pid, process: PidFd::open(pid).unwrap(), monitor, pool: 77 });
+    let qemu = Arc::new(Qemu { owner: crate::backend::module::owner::Owner::this(), monitor, pool: 77 });
     let recycling = Arc::new(Mutex::new(Recycling::new(take_marks(&guest.fd), Duration::from_secs(1))));
     let sweeper = Mutex::new(guest.sweeper.take().unwrap());
     let kept = super::known::Guest { qemu, sweeper, recycling: recycling.clone(), files };

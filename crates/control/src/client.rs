@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use serde_json::error::Category;
 
 use crate::SOCKET;
@@ -77,19 +78,28 @@ fn ask(directories: &[PathBuf], request: &Request) -> Result<Answer, Error> {
     talk(&stream, request)
 }
 
-fn talk(mut stream: &UnixStream, request: &Request) -> Result<Answer, Error> {
-    stream.set_read_timeout(Some(DETACH_TIMEOUT + TIMEOUT))?;
-    let mut line = serde_json::to_vec(request).map_err(io::Error::from)?;
-    line.push(b'\n');
-    stream.write_all(&line)?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
-    understand(&answer)
+fn talk(stream: &UnixStream, request: &Request) -> Result<Answer, Error> {
+    hear(&mut begin(stream, request)?)
 }
 
-/// The answer in a line of the daemon.
-fn understand(line: &str) -> Result<Answer, Error> {
-    serde_json::from_str(line).map_err(|why| match why.classify() {
+/// Sends a request; its answers are read from what is returned.
+fn begin<'a>(mut stream: &'a UnixStream, request: &Request) -> Result<BufReader<&'a UnixStream>, Error> {
+    stream.set_read_timeout(Some(DETACH_TIMEOUT + TIMEOUT))?;
+    stream.write_all(&line(request)?)?;
+    Ok(BufReader::new(stream))
+}
+
+fn line(message: &impl Serialize) -> Result<Vec<u8>, Error> {
+    let mut line = serde_json::to_vec(message).map_err(io::Error::from)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// The answer in the daemon's next line.
+fn hear(answers: &mut impl BufRead) -> Result<Answer, Error> {
+    let mut line = String::new();
+    answers.read_line(&mut line)?;
+    serde_json::from_str(&line).map_err(|why| match why.classify() {
         Category::Eof => io::Error::from(io::ErrorKind::UnexpectedEof).into(),
         _ => Error::OtherBuild(Some(why)),
     })
@@ -158,16 +168,10 @@ pub fn sharing(directories: &[PathBuf]) -> Result<SharingMatrix, Error> {
 ///
 /// When no daemon answers, the process is not its client, or the agent in it does not answer.
 pub fn detach(directories: &[PathBuf], pid: i32, mut waits: impl FnMut(u64, u64)) -> Result<u64, Error> {
-    let mut stream = connect(directories).ok_or_else(|| Error::NoDaemon(directories.to_vec()))?;
-    stream.set_read_timeout(Some(DETACH_TIMEOUT + TIMEOUT))?;
-    let mut line = serde_json::to_vec(&Request::Detach(pid)).map_err(io::Error::from)?;
-    line.push(b'\n');
-    stream.write_all(&line)?;
-    let mut answers = BufReader::new(&stream);
+    let stream = connect(directories).ok_or_else(|| Error::NoDaemon(directories.to_vec()))?;
+    let mut answers = begin(&stream, &Request::Detach(pid))?;
     loop {
-        let mut answer = String::new();
-        answers.read_line(&mut answer)?;
-        match understand(&answer)? {
+        match hear(&mut answers)? {
             Answer::Cooling { pages, seconds } => waits(pages, seconds),
             Answer::Detached(pages_retained) => return Ok(pages_retained),
             other => return Err(other.into()),
@@ -238,8 +242,7 @@ impl Freeze {
     ///
     /// When the connection breaks.
     pub fn mark(&self, label: String, written: Option<Vec<(u64, u64)>>) -> Result<(), Error> {
-        let mut line = serde_json::to_vec(&Mark { label, written }).map_err(io::Error::from)?;
-        line.push(b'\n');
+        let line = line(&Mark { label, written })?;
         if line.len() as u64 <= MAX_MARK {
             (&self.stream).write_all(&line)?;
             let _ = BufReader::new(&self.stream).read_line(&mut String::new())?;

@@ -70,9 +70,16 @@ type Labels = Vec<(&'static str, String)>;
 /// All samples of one name.
 #[derive(Debug)]
 struct Family {
-    kind: Kind,
+    kind: MetricType,
     help: &'static str,
-    samples: Vec<(Labels, f64)>,
+    samples: Vec<(Labels, Sampled)>,
+}
+
+#[derive(Debug)]
+enum Sampled {
+    Counter(f64),
+    Gauge(f64),
+    Histogram(Histogram),
 }
 
 /// What a metric's sample is called.
@@ -126,17 +133,14 @@ impl Metric {
 }
 
 #[derive(Debug, Default)]
-struct Families {
-    values: BTreeMap<String, Family>,
-    histograms: BTreeMap<&'static str, Vec<(Labels, Histogram)>>,
-}
+struct Families(BTreeMap<String, Family>);
 
 /// The text of a daemon's status. `version`: of the program that asks.
 pub fn openmetrics(status: &Status, version: &str) -> String {
     let mut families = Families::default();
     let build = vec![("version", version.into()), ("daemon", status.version.clone())];
-    families.add_other("pageone_build_info", build, 1.0);
-    families.add_histogram("pageone_writer_stall_seconds", Vec::new(), &status.writer_stall);
+    families.add_other("pageone_build_info", build, Sampled::Gauge(1.0));
+    families.add_other("pageone_writer_stall_seconds", Vec::new(), Sampled::Histogram(status.writer_stall));
     let mut domains: Vec<_> = status.domains.iter().collect();
     domains.sort_by_key(|domain| std::cmp::Reverse(domain.metrics.store_bytes));
     let mut clients: Vec<_> = status.clients().collect();
@@ -145,7 +149,7 @@ pub fn openmetrics(status: &Status, version: &str) -> String {
         ("clients", clients.len().saturating_sub(MOST_CLIENTS)),
         ("domains", domains.len().saturating_sub(MOST_DOMAINS)),
     ] {
-        families.add_other("pageone_unlisted", vec![("what", what.into())], unlisted as f64);
+        families.add_other("pageone_unlisted", vec![("what", what.into())], Sampled::Gauge(unlisted as f64));
     }
     domains.truncate(MOST_DOMAINS);
     clients.truncate(MOST_CLIENTS);
@@ -162,8 +166,8 @@ pub fn openmetrics(status: &Status, version: &str) -> String {
         }
     });
     for domain in status.domains.iter().filter(|domain| domains.contains(&std::ptr::from_ref(*domain))) {
-        let paused = u8::from(domain.paused.is_some());
-        families.add_other("pageone_domain_paused", of_domain(domain), paused.into());
+        let paused = Sampled::Gauge(u8::from(domain.paused.is_some()).into());
+        families.add_other("pageone_domain_paused", of_domain(domain), paused);
     }
     for domain in &status.domains {
         for client in domain.clients.iter().filter(|client| clients.contains(&std::ptr::from_ref(*client))) {
@@ -188,29 +192,33 @@ fn of_client(domain: &DomainStatus, client: &ClientStatus) -> Labels {
 }
 
 impl Families {
-    fn add(&mut self, name: String, kind: Kind, help: &'static str, labels: Labels, value: f64) {
+    fn add(&mut self, name: String, help: &'static str, labels: Labels, value: Sampled) {
+        let kind = match value {
+            Sampled::Counter(_) => MetricType::Counter,
+            Sampled::Gauge(_) => MetricType::Gauge,
+            Sampled::Histogram(_) => MetricType::Histogram,
+        };
         let new = || Family { kind, help, samples: Vec::new() };
-        self.values.entry(name).or_insert_with(new).samples.push((labels, value));
+        self.0.entry(name).or_insert_with(new).samples.push((labels, value));
     }
 
     /// Adds one of [`OTHER_SAMPLES`].
-    fn add_other(&mut self, name: &'static str, labels: Labels, value: f64) {
-        self.add(name.to_owned(), Kind::Gauge, help(name), labels, value);
-    }
-
-    fn add_histogram(&mut self, name: &'static str, labels: Labels, value: &Histogram) {
-        self.histograms.entry(name).or_default().push((labels, *value));
+    fn add_other(&mut self, name: &str, labels: Labels, value: Sampled) {
+        let help = OTHER_SAMPLES.iter().find(|(other, ..)| *other == name).map_or("", |(.., help)| help);
+        self.add(name.to_owned(), help, labels, value);
     }
 
     /// Adds what is no metric of a client.
     fn add_client(&mut self, labels: &Labels, client: &ClientStatus) {
         let and = |label, value: &str| [labels.as_slice(), &[(label, value.to_owned())]].concat();
-        self.add_other("pageone_client_refused", labels.clone(), u8::from(client.remarks.refused.is_some()).into());
-        self.add_other("pageone_client_state", and("state", client.state.text()), 1.0);
+        let refused = Sampled::Gauge(u8::from(client.remarks.refused.is_some()).into());
+        self.add_other("pageone_client_refused", labels.clone(), refused);
+        self.add_other("pageone_client_state", and("state", client.state.text()), Sampled::Gauge(1.0));
         if let Some(why) = &client.why {
-            self.add_other("pageone_client_why", and("why", why.code.text()), 1.0);
+            self.add_other("pageone_client_why", and("why", why.code.text()), Sampled::Gauge(1.0));
         }
-        self.add_histogram("pageone_client_writer_stall_seconds", labels.clone(), &client.writer_stall);
+        let stalls = Sampled::Histogram(client.writer_stall);
+        self.add_other("pageone_client_writer_stall_seconds", labels.clone(), stalls);
     }
 
     fn add_metric(&mut self, source: &Source<'_>, metric: &Metric, value: Value) {
@@ -224,16 +232,15 @@ impl Families {
             Unit::Percent => value.real() / 100.0,
             _ => value.real(),
         };
+        let sampled = |value| match metric.kind {
+            Kind::Counter => Sampled::Counter(value),
+            Kind::Gauge => Sampled::Gauge(value),
+        };
         let scope = source.scope();
         let sample = metric.sample(scope);
         if let Some((old, _)) = ALIASES.iter().find(|(_, name)| *name == metric.name && scope == Scope::Client) {
-            self.add(
-                (*old).to_owned(),
-                metric.kind,
-                "An old name, which goes with version 0.2.",
-                labels.clone(),
-                value,
-            );
+            let help = "An old name, which goes with version 0.2.";
+            self.add((*old).to_owned(), help, labels.clone(), sampled(value));
         }
         let help = match sample.label {
             Some(("state", _)) => "Pages by their state.",
@@ -241,39 +248,20 @@ impl Families {
             None => metric.help(),
         };
         labels.extend(sample.label.map(|(label, value)| (label, value.to_owned())));
-        self.add(sample.family, metric.kind, help, labels, value);
+        self.add(sample.family, help, labels, sampled(value));
     }
-}
-
-/// The meaning of one of [`OTHER_SAMPLES`].
-fn help(name: &str) -> &'static str {
-    OTHER_SAMPLES.iter().find(|(other, ..)| *other == name).map_or("", |(.., help)| help)
 }
 
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for (name, family) in &self.values {
-            let kind = match family.kind {
-                Kind::Counter => MetricType::Counter,
-                Kind::Gauge => MetricType::Gauge,
-            };
+        for (name, family) in &self.0 {
             // The encoder ends the text with a point.
             let help = family.help.trim_end_matches('.');
-            let mut samples = encoder.encode_descriptor(name, help, None, kind)?;
+            let mut samples = encoder.encode_descriptor(name, help, None, family.kind)?;
             for (labels, value) in &family.samples {
                 match labels.is_empty() {
-                    true => sample(&mut samples, family.kind, *value)?,
-                    false => sample(&mut samples.encode_family(labels)?, family.kind, *value)?,
-                }
-            }
-        }
-        for (name, all) in &self.histograms {
-            let help = help(name).trim_end_matches('.');
-            let mut samples = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-            for (labels, value) in all {
-                match labels.is_empty() {
-                    true => histogram(&mut samples, value)?,
-                    false => histogram(&mut samples.encode_family(labels)?, value)?,
+                    true => sample(&mut samples, value)?,
+                    false => sample(&mut samples.encode_family(labels)?, value)?,
                 }
             }
         }
@@ -281,16 +269,15 @@ impl Collector for Families {
     }
 }
 
-fn histogram(encoder: &mut MetricEncoder<'_>, value: &Histogram) -> Result<(), fmt::Error> {
-    // The encoder adds the counts up.
-    let buckets: Vec<(f64, u64)> = value.buckets().collect();
-    encoder.encode_histogram::<NoLabelSet>(value.sum_seconds, value.count(), &buckets, None)
-}
-
-fn sample(encoder: &mut MetricEncoder<'_>, kind: Kind, value: f64) -> Result<(), fmt::Error> {
-    match kind {
-        Kind::Counter => encoder.encode_counter::<NoLabelSet, f64, u64>(&value, None),
-        Kind::Gauge => encoder.encode_gauge(&value),
+fn sample(encoder: &mut MetricEncoder<'_>, value: &Sampled) -> Result<(), fmt::Error> {
+    match value {
+        Sampled::Counter(value) => encoder.encode_counter::<NoLabelSet, f64, u64>(value, None),
+        Sampled::Gauge(value) => encoder.encode_gauge(value),
+        Sampled::Histogram(all) => {
+            // The encoder adds the counts up.
+            let buckets: Vec<(f64, u64)> = all.buckets().collect();
+            encoder.encode_histogram::<NoLabelSet>(all.sum_seconds, all.count(), &buckets, None)
+        }
     }
 }
 

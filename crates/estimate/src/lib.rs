@@ -28,7 +28,7 @@ pub use cost::Merging;
 pub use files::FileError;
 pub use index::MAX_TARGETS;
 pub use process::ProcessError;
-pub use report::{Pair, Report, TargetReport, Total};
+pub use report::{Pair, Report, TargetReport, Took, Total};
 pub use target::{LeftOut, Note, Reason};
 
 use index::Index;
@@ -95,10 +95,13 @@ pub fn estimate(options: &Options, progress: &dyn Progress) -> Result<Report, Es
     report.notes = targets.notes;
     report.notes.extend(mapping_note(&report));
     report.left_out = targets.left_out;
-    report.seconds = start.elapsed().as_secs_f64();
-    report.cpu_seconds = kmem::cpu::process_time().as_secs_f64();
-    report.threads = options.threads;
-    report.peak_bytes = peak_memory();
+    report.took = Took {
+        seconds: start.elapsed().as_secs_f64(),
+        cpu_seconds: kmem::cpu::process_time().as_secs_f64(),
+        threads: options.threads,
+        peak_bytes: peak_memory(),
+        ..report.took
+    };
     Ok(report)
 }
 

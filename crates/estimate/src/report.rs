@@ -96,13 +96,21 @@ pub struct Report {
     pub left_out: Vec<LeftOut>,
     /// What the user should know.
     pub notes: Vec<Note>,
+    /// What the estimate took.
+    #[serde(flatten)]
+    pub took: Took,
+}
+
+/// What an estimate took.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Took {
     /// Bytes read and hashed: without holes.
     pub bytes_read: u64,
     /// Memory of the index, bytes.
     pub index_bytes: u64,
     /// The most memory that this program had resident, bytes.
     pub peak_bytes: u64,
-    /// The time of the estimate.
+    /// Its time.
     pub seconds: f64,
     /// CPU time of this program.
     pub cpu_seconds: f64,
@@ -161,12 +169,7 @@ impl Report {
             pageone: is_page.then(|| pages.pageone()),
             left_out: Vec::new(),
             notes: Vec::new(),
-            bytes_read: all.bytes_read,
-            index_bytes: index.bytes(),
-            peak_bytes: 0,
-            seconds: 0.0,
-            cpu_seconds: 0.0,
-            threads: 0,
+            took: Took { bytes_read: all.bytes_read, index_bytes: index.bytes(), ..Took::default() },
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct Reading {
 }
 
 /// The scan under way.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Default)]
 struct UnderWay {
     sums: Scan,
     /// Skipped pages.
@@ -44,10 +44,30 @@ struct UnderWay {
     whole: bool,
 }
 
-impl UnderWay {
-    fn new(since: f64, whole: bool) -> Self {
-        Self { sums: Scan::default(), skipped: 0.0, time: 0.0, expected: 0.0, since, whole }
-    }
+/// What is known of the scanner's places, which are the pages that a scan scans or skips.
+#[derive(Copy, Clone, Debug, Default)]
+struct Places {
+    /// Those of the last scan.
+    last: f64,
+    /// The greater number of the last two scans. The end of a fast scan may take places from the
+    /// next one, which are not new memory.
+    most: f64,
+    /// Whether the end of a scan was seen, or candidates were known at the beginning.
+    known: bool,
+}
+
+/// What pages cost, measured.
+#[derive(Copy, Clone, Debug)]
+struct Costs {
+    /// CPU time in seconds and pages of the last readings; older ones count less.
+    late: (f64, f64),
+    /// CPU time in seconds, pages and places of the last hundredth of the scan.
+    here: (f64, f64, f64),
+    /// The most CPU time of a page so far, in seconds.
+    worst: f64,
+    /// CPU time in seconds of the most expensive places, in this scan or, with decreasing weight,
+    /// in the scans before.
+    dear: f64,
 }
 
 /// A whole scan, in seconds: its duration, its duration without the time when it was stopped, and
@@ -65,26 +85,12 @@ pub struct Governor {
     /// The least time between batches, in seconds.
     sleep: f64,
     model: Model,
-    /// Places of the last scan: its scanned and skipped pages.
-    places: f64,
-    /// The greater number of places of the last two scans. The end of a fast scan may take places
-    /// from the next one, which are not new memory.
-    most_places: f64,
-    /// Whether the end of a scan was seen, or candidates were known at the beginning.
-    known: bool,
+    places: Places,
     advisor: Advisor,
     scan: UnderWay,
     window: Window,
     before: Option<Reading>,
-    /// CPU time in seconds and pages of the last readings; older ones count less.
-    late: (f64, f64),
-    /// CPU time in seconds, pages and places of the last hundredth of the scan.
-    here: (f64, f64, f64),
-    /// The most CPU time of a page so far, in seconds.
-    worst_cost: f64,
-    /// CPU time in seconds of the most expensive places, in this scan or, with decreasing weight,
-    /// in the scans before.
-    dear: f64,
+    costs: Costs,
     /// Whether the CPU limit bound at the last decision.
     limited: bool,
 }
@@ -135,17 +141,12 @@ impl Governor {
             settings,
             sleep: sleep.as_secs_f64(),
             model: Model::guess(0.0, sleep.as_secs_f64()),
-            places: 0.0,
-            most_places: 0.0,
-            known: false,
+            places: Places::default(),
             advisor: Advisor::default(),
-            scan: UnderWay::new(0.0, false),
+            scan: UnderWay::default(),
             window: Window::default(),
             before: None,
-            late: (0.0, 0.0),
-            here: (0.0, 0.0, 0.0),
-            worst_cost: WORST_COST,
-            dear: 0.0,
+            costs: Costs { late: (0.0, 0.0), here: (0.0, 0.0, 0.0), worst: WORST_COST, dear: 0.0 },
             limited: false,
         })
     }
@@ -162,9 +163,8 @@ impl Governor {
         let Some(before) = self.before.replace(*now) else {
             self.scan.since = at;
             self.model.work = now.candidates as f64;
-            self.places = self.model.work;
-            self.most_places = self.places;
-            self.known = now.candidates >= ENOUGH_PAGES as u64;
+            let (last, known) = (self.model.work, now.candidates >= ENOUGH_PAGES as u64);
+            self.places = Places { last, most: last, known };
             let wanted = match self.settings.mode {
                 // The kernel's advisor begins with its minimum.
                 Mode::ScanTime => self.settings.min_pages,
@@ -183,7 +183,7 @@ impl Governor {
         };
         let cause = match ended {
             Some(scan) => Cause::ScanEnded { took: scan.took },
-            None if self.settings.mode == Mode::Target && self.known && self.overrun(now.pages_to_scan) => {
+            None if self.settings.mode == Mode::Target && self.places.known && self.overrun(now.pages_to_scan) => {
                 Cause::MoreWork { so_far: at - self.scan.since }
             }
             None => Cause::Unchanged,
@@ -204,7 +204,7 @@ impl Governor {
         }
         // After a change a batch of the old size may still be under way; and while new work
         // appears, every batch has another size.
-        let steady = now.pages_to_scan == before.pages_to_scan && sums.pages + self.scan.skipped <= self.places;
+        let steady = now.pages_to_scan == before.pages_to_scan && sums.pages + self.scan.skipped <= self.places.last;
         if steady && now.pages_to_scan > 0 {
             sums.between += time - cpu;
             sums.batches += pages / f64::from(now.pages_to_scan);
@@ -213,29 +213,27 @@ impl Governor {
         sums.pages += pages;
         let skipped = now.skipped.saturating_sub(before.skipped) as f64;
         self.scan.skipped += skipped;
-        let keep = (-(pages + skipped) / (HERE * self.places).max(1.0)).exp();
-        let (here_cpu, here_pages, here_places) = self.here;
-        self.here = (here_cpu * keep + cpu, here_pages * keep + pages, here_places * keep + pages + skipped);
-        if self.here.2 >= HERE * self.places / 2.0 {
-            self.dear = self.dear.max(self.here.0 / self.here.2.max(1.0));
+        let (places, costs) = (self.places.last, &mut self.costs);
+        let keep = (-(pages + skipped) / (HERE * places).max(1.0)).exp();
+        let (here_cpu, here_pages, here_places) = costs.here;
+        costs.here = (here_cpu * keep + cpu, here_pages * keep + pages, here_places * keep + pages + skipped);
+        if costs.here.2 >= HERE * places / 2.0 {
+            costs.dear = costs.dear.max(costs.here.0 / costs.here.2.max(1.0));
         }
-        self.late.0 = self.late.0 * FORGET + cpu;
-        self.late.1 = self.late.1 * FORGET + pages;
-        if pages >= ENOUGH_PAGES {
-            let cost = cpu / pages;
-            // Skipping pages costs CPU time too, which is not part of the cost of a scanned page.
-            if now.skipped == before.skipped {
-                self.worst_cost = self.worst_cost.max(cost);
-            }
+        costs.late = (costs.late.0 * FORGET + cpu, costs.late.1 * FORGET + pages);
+        // Skipping pages costs CPU time too, which is not part of the cost of a scanned page.
+        if pages >= ENOUGH_PAGES && now.skipped == before.skipped {
+            costs.worst = costs.worst.max(cpu / pages);
         }
     }
 
     /// Ends the scan under way; `ended` scans have ended since the last reading. Returns its
     /// figures if it was seen from its beginning.
     fn end_scan(&mut self, at: f64, ended: u64) -> Option<Ended> {
-        let scan = std::mem::replace(&mut self.scan, UnderWay::new(at, true));
-        self.dear *= FADE;
-        let known = std::mem::replace(&mut self.known, true);
+        let next = UnderWay { since: at, whole: true, ..UnderWay::default() };
+        let scan = std::mem::replace(&mut self.scan, next);
+        self.costs.dear *= FADE;
+        let known = std::mem::replace(&mut self.places.known, true);
         if !scan.whole {
             // The end of a scan shows the cost of a page, but only a lower bound of the work.
             let work = self.model.work;
@@ -243,28 +241,28 @@ impl Governor {
             if known {
                 self.model.work = self.model.work.max(work);
             }
-            self.places = self.places.max(scan.sums.pages + scan.skipped);
-            self.most_places = self.places;
+            self.places.last = self.places.last.max(scan.sums.pages + scan.skipped);
+            self.places.most = self.places.last;
             return None;
         }
         let each = ended as f64;
         let sums = Scan { cpu: scan.sums.cpu / each, pages: scan.sums.pages / each, ..scan.sums };
         self.model.learn(&sums);
-        let before = std::mem::replace(&mut self.places, (scan.sums.pages + scan.skipped) / each);
-        self.most_places = before.max(self.places);
+        let before = std::mem::replace(&mut self.places.last, (scan.sums.pages + scan.skipped) / each);
+        self.places.most = before.max(self.places.last);
         Some(Ended { took: (at - scan.since) / each, time: scan.time / each, cpu: sums.cpu })
     }
 
     /// Whether the scan has more places than the last ones, so that their number is unknown.
     /// Readings are late by about a batch.
     fn overrun(&self, in_force: u32) -> bool {
-        self.scan.sums.pages + self.scan.skipped > self.most_places * (1.0 + BLUR) + 2.0 * f64::from(in_force)
+        self.scan.sums.pages + self.scan.skipped > self.places.most * (1.0 + BLUR) + 2.0 * f64::from(in_force)
     }
 
     /// Pages for the target.
     fn wanted(&self, in_force: u32) -> u32 {
         // New memory has to be scanned once in any case: as fast as the CPU limit allows.
-        let new = !self.known || self.overrun(in_force);
+        let new = !self.places.known || self.overrun(in_force);
         let pages = if new { f64::INFINITY } else { self.plan(f64::from(in_force)) };
         // Rounded up: a scan that ends a moment early is on time. The cast saturates.
         (pages.ceil() as u32).clamp(self.settings.min_pages, self.settings.max_pages)
@@ -275,22 +273,22 @@ impl Governor {
         let target = self.settings.target.as_secs_f64();
         let UnderWay { sums, skipped, time, expected, .. } = &self.scan;
         let places = sums.pages + skipped;
-        if places < self.places * BEGINNING {
+        if places < self.places.last * BEGINNING {
             return self.model.pages_for(target);
         }
         // Slower than expected so far: other programs use the CPU too.
         let slower = if *expected > 0.0 { (time / expected).clamp(1.0 / SLOWER, SLOWER) } else { 1.0 };
-        let (here_cpu, here_pages, here_places) = self.here;
+        let (here_cpu, here_pages, here_places) = self.costs.here;
         let (density, cost) = (here_pages / here_places.max(1.0), slower * here_cpu / here_places.max(1.0));
         let model = |places| Model { work: places, cost, pause: slower * self.model.pause, ..self.model };
         // Places of a batch.
-        let whole = model(self.places).pages_for(target);
-        let left = (self.places - places).max(0.0);
+        let whole = model(self.places.last).pages_for(target);
+        let left = (self.places.last - places).max(0.0);
         let rest = model(left).pages_for(target - time).clamp(whole / CORRECTION, whole * CORRECTION);
         // If all places left were as expensive as the most expensive ones, the time would not
         // suffice: hurry until it does. But no batch may be so long that it covers much of the
         // places left.
-        let dear = slower * self.dear;
+        let dear = slower * self.costs.dear;
         let ahead = left - self.share() * (target - time) / dear;
         let hurry = if dear > 0.0 { ahead.min(left * SWEEP).min(HURRY * in_force / density) } else { 0.0 };
         let pages = density * rest.max(hurry);
@@ -328,11 +326,12 @@ impl Governor {
         let aim = self.share();
         let risk = Risk {
             allowance: self.window.allowance(limit),
-            under_way: f64::from(now.pages_to_scan) * self.worst_cost,
-            worst_cost: self.worst_cost,
+            under_way: f64::from(now.pages_to_scan) * self.costs.worst,
+            worst_cost: self.costs.worst,
             pause: self.sleep,
         };
-        let cost = if self.late.1 >= ENOUGH_PAGES { self.late.0 / self.late.1 } else { Model::FIRST_COST };
+        let (cpu, pages) = self.costs.late;
+        let cost = if pages >= ENOUGH_PAGES { cpu / pages } else { Model::FIRST_COST };
         let average = if aim < 1.0 { self.model.pause * aim / (1.0 - aim) / cost } else { f64::INFINITY };
         let far = if f64::from(wanted) <= guard(&risk, FAR) { FAR } else { NEAR };
         let allowed = average.min(guard(&risk, far));
@@ -358,8 +357,8 @@ impl Governor {
     fn check_after(&self, pages: u32) -> f64 {
         let target = self.settings.target.as_secs_f64();
         let (least, most) = ((target / 1000.0).clamp(0.002, FAR), (target / 100.0).clamp(0.005, FAR));
-        let left = (self.places - self.scan.sums.pages - self.scan.skipped).max(0.0);
-        let (_, here_pages, here_places) = self.here;
+        let left = (self.places.last - self.scan.sums.pages - self.scan.skipped).max(0.0);
+        let (_, here_pages, here_places) = self.costs.here;
         let density = if here_places > 0.0 { here_pages / here_places } else { 1.0 };
         let expected = Model { work: density * left, ..self.model }.scan_time(f64::from(pages.max(1)));
         let late = self.scan.time - target;

@@ -117,12 +117,20 @@ pub struct Pace {
     advisor: Advisor,
     /// The advisor's `pages_to_scan`.
     pages_to_scan: u32,
+    under_way: UnderWay,
+    last: Option<PacedScan>,
+    decision: PaceDecision,
+}
+
+/// The scan under way.
+#[derive(Copy, Clone, Debug, Default)]
+struct UnderWay {
+    scan: PacedScan,
+    /// When it began, and the CPU time charged by then, in seconds.
     began: f64,
     cpu_before: f64,
-    now: PacedScan,
-    last: Option<PacedScan>,
+    /// Its pace was told.
     decided: bool,
-    decision: PaceDecision,
 }
 
 impl Pace {
@@ -137,11 +145,8 @@ impl Pace {
             schedule: Schedule::default(),
             advisor: Advisor::default(),
             pages_to_scan: FIRST_PAGES,
-            began: 0.0,
-            cpu_before: 0.0,
-            now: PacedScan::default(),
+            under_way: UnderWay::default(),
             last: None,
-            decided: false,
             decision: PaceDecision { mode: settings.mode, target: settings.target, ..PaceDecision::default() },
         }
     }
@@ -161,11 +166,12 @@ impl Pace {
     /// Begins a scan. Pages that were left of the last one are due again.
     pub fn begin(&mut self, now: Duration) {
         let now = now.as_secs_f64();
-        if self.now.pages > 0 {
-            self.now.cpu = self.cpu - self.cpu_before;
-            self.last = Some(self.now);
+        let UnderWay { scan, cpu_before, .. } = self.under_way;
+        if scan.pages > 0 {
+            let scan = PacedScan { cpu: self.cpu - cpu_before, ..scan };
+            self.last = Some(scan);
             if self.settings.mode == Mode::ScanTime {
-                self.step(self.now);
+                self.step(scan);
             }
         }
         let PaceSettings { mode, target, .. } = self.settings;
@@ -174,8 +180,7 @@ impl Pace {
             Mode::Target => Schedule::until(now, now + target * AIM),
             Mode::ScanTime => Schedule::at_rate(now, f64::from(self.pages_to_scan) / SLEEP),
         };
-        (self.began, self.cpu_before, self.decided) = (now, self.cpu, false);
-        self.now = PacedScan::default();
+        self.under_way = UnderWay { began: now, cpu_before: self.cpu, ..UnderWay::default() };
     }
 
     /// The kernel's advice after a scan.
@@ -204,7 +209,7 @@ impl Pace {
     /// taking more, and the decision if it is new.
     pub fn took(&mut self, now: Duration, pages: u64) -> (Duration, Option<PaceDecision>) {
         let at = now.as_secs_f64();
-        let decision = (!std::mem::replace(&mut self.decided, true)).then(|| {
+        let decision = (!std::mem::replace(&mut self.under_way.decided, true)).then(|| {
             let rate = if self.settings.mode == Mode::None { f64::INFINITY } else { self.schedule.rate() };
             self.decision = PaceDecision {
                 last: self.last,
@@ -215,9 +220,10 @@ impl Pace {
             };
             self.decision(now)
         });
-        self.now.pages += pages;
         let until = self.schedule.took(pages);
-        self.now.took = until.max(at) - self.began;
+        let UnderWay { scan, began, .. } = &mut self.under_way;
+        scan.pages += pages;
+        scan.took = until.max(at) - *began;
         (Duration::from_secs_f64(until.max(0.0)), decision)
     }
 

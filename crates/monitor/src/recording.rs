@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::moment::{Depth, Moment, Summary};
@@ -348,13 +348,12 @@ impl Recording {
             leaves::apply(&mut value, &self.payload(done + 1)?).map_err(|_| Error::Malformed)?;
             done += 1;
         }
-        let moment = Moment::deserialize_from(&value);
+        let moment = Moment::deserialize(&value).map_err(|_| Error::Malformed);
         self.decoded = Some((at, value));
-        let time = self.entries[at].time;
-        moment.map(|moment| Moment { time, ..moment })
+        Ok(Moment { time: self.entries[at].time, ..moment? })
     }
 
-    /// What was asked for less often, last before this time.
+    /// What was asked for less often, last before this time; `i64::MAX`: the last of all.
     ///
     /// # Errors
     ///
@@ -364,16 +363,7 @@ impl Recording {
             return Ok(depth.as_deref().cloned());
         }
         let Some(entry) = self.depths.iter().rev().find(|entry| entry.time <= time) else { return Ok(None) };
-        Ok(Some(parse(&self.inflate(entry)?)?))
-    }
-
-    /// The last of what was asked for less often.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be read.
-    pub fn last_depth(&self) -> Result<Option<Depth>, Error> {
-        self.depth(i64::MAX)
+        serde_json::from_slice(&self.inflate(entry)?).map(Some).map_err(|_| Error::Malformed)
     }
 
     fn payload(&self, at: usize) -> Result<Vec<u8>, Error> {
@@ -416,16 +406,6 @@ impl Recording {
             *depth = Some(Box::new(new));
         }
     }
-}
-
-impl Moment {
-    fn deserialize_from(value: &Value) -> Result<Self, Error> {
-        serde::Deserialize::deserialize(value).map_err(|_| Error::Malformed)
-    }
-}
-
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(bytes).map_err(|_| Error::Malformed)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ mod host;
 mod rows;
 mod text;
 
-pub use columns::{Column, Place, layout, sort};
+pub use columns::{Column, Place, Sort, layout};
 pub use host::{Host, Span, graph};
 pub use rows::{Row, rows};
 pub use text::text;

@@ -141,7 +141,7 @@ impl Drop for Watcher {
 fn made_hour(recorded: &Path, sheet: &mut Sheet) -> Result<()> {
     let mut real = Recording::open(std::fs::File::open(recorded)?)?;
     let moments = (0..real.len()).map(|at| real.moment(at)).collect::<Result<Vec<Moment>, _>>()?;
-    let depth = real.last_depth()?.unwrap_or_default();
+    let depth = real.depth(i64::MAX)?.unwrap_or_default();
     sheet.add("moments_recorded", moments.len() as f64, "moments");
     sheet.add("recorded", recorded.metadata()?.len() as f64 / moments.len() as f64, "B a moment");
     let path = recorded.with_extension("made");

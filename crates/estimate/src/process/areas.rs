@@ -17,6 +17,11 @@ fn is_anonymous(line: &MapLine) -> bool {
         && !matches!(line.path.as_str(), "[vvar]" | "[vvar_vclock]" | "[vdso]" | "[vsyscall]")
 }
 
+/// Whether a mapping shows merged pages.
+fn is_store(line: &MapLine) -> bool {
+    line.path.starts_with("/memfd:pageone")
+}
+
 /// The mappings to scan. A kernel thread has none.
 pub(super) fn areas(pid: i32, part: Part) -> io::Result<Vec<Range>> {
     if part == Part::Guest {
@@ -49,12 +54,12 @@ struct Neighbours {
 }
 
 impl Neighbours {
-    fn push(&mut self, range: Range, merged: bool) {
-        self.len += range.len;
-        self.end = range.end();
-        self.merged |= merged;
-        if !merged {
-            self.areas.push(range);
+    fn push(&mut self, line: &MapLine) {
+        self.len += line.range.len;
+        self.end = line.range.end();
+        match is_store(line) {
+            true => self.merged = true,
+            false => self.areas.push(line.range),
         }
     }
 
@@ -69,14 +74,13 @@ fn guest_ram(pid: i32) -> io::Result<Vec<Range>> {
     let mut areas = Vec::new();
     let mut neighbours = Neighbours::default();
     procfs::for_each_map(Some(pid), |line| {
-        let store = line.path.starts_with("/memfd:pageone");
         let writable = line.perms.read && line.perms.write && !line.perms.exec && !line.perms.shared;
-        let ram = writable && (store || is_anonymous(line) && !line.path.starts_with("[heap"));
+        let ram = writable && (is_store(line) || is_anonymous(line) && !line.path.starts_with("[heap"));
         if !ram || neighbours.end != line.range.start {
             areas.extend(std::mem::take(&mut neighbours).ram());
         }
         if ram {
-            neighbours.push(line.range, store);
+            neighbours.push(line);
         }
     })?;
     areas.extend(neighbours.ram());

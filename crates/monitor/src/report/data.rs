@@ -6,7 +6,7 @@ use control::{Histogram, Status};
 
 use crate::moment::{Depth, Moment, could_be_saved, used};
 use crate::recording::{Damage, Error, Recording};
-use crate::view::{self, Column, Row};
+use crate::view::{self, Column, Row, Sort};
 
 /// Moments that are looked at: more would not be seen.
 const MOST_POINTS: usize = 480;
@@ -76,7 +76,7 @@ impl Data {
         let mut data = Data {
             moments: count,
             damage: recording.damage.clone(),
-            depth: recording.last_depth()?,
+            depth: recording.depth(i64::MAX)?,
             ..Data::default()
         };
         let mut guests: HashMap<(i32, String), Series> = HashMap::new();
@@ -101,7 +101,7 @@ impl Data {
         }
         let most = |series: &Series| series.iter().flatten().fold(f64::MIN, |most, &value| most.max(value));
         data.guests.sort_by(|a, b| most(&b.1).total_cmp(&most(&a.1)).then_with(|| a.0.cmp(&b.0)));
-        view::sort(&mut data.rows, Column::of(PROFIT), false);
+        Sort::By(Column::of(PROFIT)).sort(&mut data.rows);
         if let (Some(first), Some(last)) = (first, &data.last) {
             data.stalls = since(&last.writer_stall, &first);
         }

@@ -105,7 +105,7 @@ fn field(text: &str) -> String {
 ///
 /// When a moment cannot be read, or `out` not be written.
 pub fn json(recording: &mut Recording, out: &mut dyn Write) -> Result<(), Error> {
-    let depth = recording.last_depth()?;
+    let depth = recording.depth(i64::MAX)?;
     write!(
         out,
         "{{\"format\":1,\"depth\":{},\n\"moments\":[",

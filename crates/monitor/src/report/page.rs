@@ -92,29 +92,14 @@ fn head(out: &mut String, data: &Data, name: &str) {
     };
     let most = |series: &Series| series.iter().flatten().copied().reduce(f64::max);
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "?".into());
+    let bytes = |value: Option<f64>| or_unknown(value.map(|bytes| size(bytes as i128)));
     let limit = newest(&data[Plotted::CpuLimit])
         .map_or("no limit".into(), |limit| format!("limit {} %", Unit::Percent.short(limit)));
     let cards = [
-        (
-            "Saved",
-            or_unknown(newest(&data[Plotted::Saved]).map(|bytes| size(bytes as i128))),
-            format!("at most {}", or_unknown(most(&data[Plotted::Saved]).map(|bytes| size(bytes as i128)))),
-        ),
-        (
-            "Memory in use",
-            or_unknown(newest(&data[Plotted::Used]).map(|bytes| size(bytes as i128))),
-            format!("of {}", or_unknown(newest(&data[Plotted::Total]).map(|bytes| size(bytes as i128)))),
-        ),
-        (
-            "Could be saved",
-            or_unknown(newest(&data[Plotted::CouldBeSaved]).map(|bytes| size(bytes as i128))),
-            "and is not yet".into(),
-        ),
-        (
-            "Headroom",
-            or_unknown(newest(&data[Plotted::Headroom]).map(|bytes| size(bytes as i128))),
-            "if all shared pages were written".into(),
-        ),
+        ("Saved", bytes(newest(&data[Plotted::Saved])), format!("at most {}", bytes(most(&data[Plotted::Saved])))),
+        ("Memory in use", bytes(newest(&data[Plotted::Used])), format!("of {}", bytes(newest(&data[Plotted::Total])))),
+        ("Could be saved", bytes(newest(&data[Plotted::CouldBeSaved])), "and is not yet".into()),
+        ("Headroom", bytes(newest(&data[Plotted::Headroom])), "if all shared pages were written".into()),
         ("CPU", or_unknown(mean(&data[Plotted::Cpu]).map(|cpu| format!("{} %", Unit::Percent.short(cpu)))), limit),
         (
             "Guests",

@@ -10,7 +10,7 @@ use crate::moment::Moment;
 use crate::recording::Recording;
 use crate::sampler::Found;
 use crate::ui::style::Theme;
-use crate::view::{self, Column, Row, Span};
+use crate::view::{self, Column, Row, Sort, Span};
 
 /// A minute in milliseconds.
 const MINUTE: i64 = 60_000;
@@ -36,8 +36,7 @@ pub(super) struct Table {
     /// The first row on the screen, and how many fit: set while drawing.
     pub(super) first: usize,
     pub(super) page: usize,
-    pub(super) sort: Column,
-    pub(super) reversed: bool,
+    pub(super) sort: Sort,
     pub(super) filter: String,
     /// Columns that are scrolled out at the left, and those beyond the right edge.
     pub(super) skipped: usize,
@@ -93,8 +92,7 @@ impl App {
                 selected: None,
                 first: 0,
                 page: 1,
-                sort: Column::of("general_profit"),
-                reversed: false,
+                sort: Sort::By(Column::of("general_profit")),
                 filter: String::new(),
                 skipped: 0,
                 hidden: 0,
@@ -159,10 +157,6 @@ impl App {
         self.show(None);
     }
 
-    fn read(&mut self, at: usize) -> Option<Moment> {
-        self.recording.moment(at).ok()
-    }
-
     /// Brings up to date what is computed from the moment that is shown. `newest`: the newest, if
     /// it is that.
     fn show(&mut self, newest: Option<Moment>) {
@@ -170,7 +164,7 @@ impl App {
             return;
         }
         let at = self.recording.find(self.time());
-        let Some(moment) = newest.or_else(|| self.read(at)) else {
+        let Some(moment) = newest.or_else(|| self.recording.moment(at).ok()) else {
             self.away = Some((self.time(), "this moment cannot be read".into()));
             return;
         };
@@ -189,7 +183,7 @@ impl App {
             let why = moment.away.unwrap_or_default();
             let since = self.away_since(at);
             self.away = Some((since, why));
-            self.shown = self.last_known(at).or(before);
+            self.shown = self.answered(at).and_then(|at| self.recording.moment(at).ok()).or(before);
             self.table.rows = self.shown.as_ref().map(|moment| view::rows(moment, None)).unwrap_or_default();
         }
         self.arrange();
@@ -199,26 +193,23 @@ impl App {
     fn before(&mut self, at: usize, time: i64) -> Option<Moment> {
         let at =
             (0..at).rev().take(8).find(|&at| self.recording.time(at).is_some_and(|then| time - then >= RATE_OVER))?;
-        self.read(at)
+        self.recording.moment(at).ok()
     }
 
     /// When the daemon last stopped to answer.
     fn away_since(&self, at: usize) -> i64 {
-        let answered = |at: &usize| self.recording.summary(*at).is_some_and(|summary| !summary.clients.is_nan());
-        let last = (0..=at).rev().find(answered).map_or(0, |last| last + 1);
-        self.recording.time(last).unwrap_or(0)
+        self.recording.time(self.answered(at).map_or(0, |last| last + 1)).unwrap_or(0)
     }
 
-    /// The last moment at which a daemon answered.
-    fn last_known(&mut self, at: usize) -> Option<Moment> {
+    /// The last moment up to this one at which a daemon answered.
+    fn answered(&self, at: usize) -> Option<usize> {
         let answered = |at: &usize| self.recording.summary(*at).is_some_and(|summary| !summary.clients.is_nan());
-        let last = (0..at).rev().find(answered)?;
-        self.read(last)
+        (0..=at).rev().find(answered)
     }
 
     /// Sorts and keeps the selection.
     fn arrange(&mut self) {
-        view::sort(&mut self.table.rows, self.table.sort, self.table.reversed);
+        self.table.sort.sort(&mut self.table.rows);
         let is_there = |pid| self.visible().any(|row| row.pid == pid);
         if !self.table.selected.is_some_and(is_there) {
             let first = self.visible().next().map(|row| row.pid);
@@ -245,8 +236,7 @@ impl App {
         if key.kind == KeyEventKind::Release {
             return;
         }
-        let control = key.modifiers.contains(KeyModifiers::CONTROL);
-        if control && key.code == KeyCode::Char('c') {
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             self.is_over = true;
         } else if self.prompt.is_some() {
             self.typed(key.code);
@@ -254,7 +244,7 @@ impl App {
             self.has_help = false;
             self.is_over = matches!(key.code, KeyCode::F(10));
         } else {
-            self.command(key.code, control);
+            self.command(key);
         }
     }
 
@@ -288,8 +278,9 @@ impl App {
         }
     }
 
-    fn command(&mut self, code: KeyCode, control: bool) {
-        match code {
+    fn command(&mut self, key: KeyEvent) {
+        let sorted = self.table.sort.column();
+        match key.code {
             KeyCode::Char('q') | KeyCode::F(10) => self.is_over = true,
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.has_help = true,
             KeyCode::Char('/' | '\\') | KeyCode::F(3 | 4) => {
@@ -308,9 +299,12 @@ impl App {
             KeyCode::Right if self.table.hidden > 0 => self.table.skipped += 1,
             KeyCode::Char('[') => self.scroll(-1),
             KeyCode::Char(']') => self.scroll(1),
-            KeyCode::Char('>' | '.' | 's') | KeyCode::F(6) => self.sort_by(self.table.sort.next(1), false),
-            KeyCode::Char('<' | ',') => self.sort_by(self.table.sort.next(-1), false),
-            KeyCode::Char('I' | 'S') => self.sort_by(self.table.sort, !self.table.reversed),
+            KeyCode::Char('>' | '.' | 's') | KeyCode::F(6) => self.table.sort = Sort::By(sorted.next(1)),
+            KeyCode::Char('<' | ',') => self.table.sort = Sort::By(sorted.next(-1)),
+            KeyCode::Char('I' | 'S') => {
+                let is_reversed = matches!(self.table.sort, Sort::Reversed(_));
+                self.table.sort = if is_reversed { Sort::By(sorted) } else { Sort::Reversed(sorted) };
+            }
             KeyCode::Char('+' | '=') => self.span = self.span.change(1),
             KeyCode::Char('-') => self.span = self.span.change(-1),
             KeyCode::Char(' ' | 'Z') => self.freeze(),
@@ -321,13 +315,13 @@ impl App {
             KeyCode::Char('g') => self.prompt = Some(Prompt::Time(String::new(), None)),
             KeyCode::Char('B') => self.go_to(i64::MIN),
             KeyCode::Char('L') => self.newest(),
-            KeyCode::Char(letter) if !control => self.sort_by_letter(letter),
+            KeyCode::Char(letter) if !key.modifiers.contains(KeyModifiers::CONTROL) => self.sort_by(letter),
             _ => {}
         }
         self.arrange();
     }
 
-    fn sort_by_letter(&mut self, letter: char) {
+    fn sort_by(&mut self, letter: char) {
         let column = match letter {
             'M' => Column::of("region_bytes"),
             'P' => Column::of("general_profit"),
@@ -337,11 +331,7 @@ impl App {
             'W' => Column::Why,
             _ => return,
         };
-        self.sort_by(column, false);
-    }
-
-    fn sort_by(&mut self, column: Column, reversed: bool) {
-        (self.table.sort, self.table.reversed) = (column, reversed);
+        self.table.sort = Sort::By(column);
     }
 
     fn toggle_detail(&mut self) {

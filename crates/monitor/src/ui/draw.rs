@@ -12,18 +12,18 @@
 mod detail;
 mod help;
 
-use control::Unit;
 use control::units::{length, size};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::Style;
+use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph, Sparkline, SparklineBar, Wrap};
 
 use crate::clock;
 use crate::moment::Summary;
 use crate::ui::app::{App, Prompt};
-use crate::view::{Column, Host, Place, Row, graph, layout};
+use crate::ui::style::Role;
+use crate::view::{Column, Host, Place, Row, Sort, graph, layout};
 
 /// The least screen, in characters.
 const LEAST: (u16, u16) = (40, 12);
@@ -45,7 +45,7 @@ pub(super) fn draw(app: &mut App, frame: &mut Frame<'_>) {
         (false, false) => 4,
         (false, true) => 0,
     };
-    let facts = host.as_ref().map_or_else(Vec::new, |host| facts(app, host, area.width as usize, graphs > 0));
+    let facts = host.as_ref().map_or_else(Vec::new, |host| facts(app, host, area.width as usize, graphs));
     let facts_height = (facts.len() as u16).min(area.height / 3);
     let detail = if app.detail.is_some() { (area.height - 2 - graphs - facts_height) * 2 / 3 } else { 0 };
     let areas = Layout::vertical([
@@ -76,26 +76,26 @@ pub(super) fn draw(app: &mut App, frame: &mut Frame<'_>) {
 /// The first line.
 fn title(app: &App, host: Option<&Host>) -> Line<'static> {
     let theme = app.theme;
-    let mut parts = vec![Span::styled("pageone ", theme.strong())];
+    let mut parts = vec![Span::styled("pageone ", theme.style(Role::Strong))];
     match (&app.file, app.is_live()) {
         (Some(file), _) => {
             let (first, last) = app.ends();
             parts.push(Span::raw(format!("{file} ")));
             let place = format!("{} ", clock::date(app.time()));
-            parts.push(Span::styled(place, theme.strong()));
+            parts.push(Span::styled(place, theme.style(Role::Strong)));
             parts.push(Span::raw(format!("of {} to {} ", clock::clock(first), clock::clock(last))));
         }
         (None, true) => parts.push(Span::raw(format!("{} ", clock::clock(app.time())))),
         (None, false) => {
             let text = format!(" FROZEN at {}; Space goes on ", clock::clock(app.time()));
-            parts.push(Span::styled(text, theme.warning()));
+            parts.push(Span::styled(text, theme.style(Role::Warning)));
             parts.push(Span::raw(" "));
         }
     }
     if let Some((since, why)) = &app.away {
         let again = if app.file.is_none() { "; trying again" } else { "" };
         let text = format!(" NO DAEMON since {}{again}: {why} ", clock::clock(*since));
-        parts.push(Span::styled(text, theme.warning()));
+        parts.push(Span::styled(text, theme.style(Role::Warning)));
     } else if let Some(host) = host {
         parts.push(Span::raw(host.guests.clone()));
     } else if app.recording.is_empty() {
@@ -104,28 +104,24 @@ fn title(app: &App, host: Option<&Host>) -> Line<'static> {
     Line::from(parts)
 }
 
-type Graph = (&'static str, fn(&Summary) -> f64);
+type Graph = (&'static str, fn(&Summary) -> f64, Color);
 
 fn draw_graphs(app: &App, host: Option<&Host>, frame: &mut Frame<'_>, area: Rect) {
     let graphs: [Graph; 3] = [
-        ("Used", |summary| summary.used),
-        ("Saved", |summary| summary.saved),
-        ("Could be saved", |summary| summary.could_be_saved),
+        ("Used", |summary| summary.used, Color::Blue),
+        ("Saved", |summary| summary.saved, Color::Green),
+        ("Could be saved", |summary| summary.could_be_saved, Color::Yellow),
     ];
-    let total = host.and_then(|host| host.memory).map(|(_, total)| total as f64);
-    for (at, (area, (name, of))) in
+    let total = host.and_then(|host| host.total).map(|total| total as f64);
+    for (at, (area, (name, of, colour))) in
         Layout::horizontal([Constraint::Fill(1); 3]).spacing(1).split(area).iter().zip(graphs).enumerate()
     {
         let points = graph(&app.recording, app.time(), app.span, area.width as usize, of);
         let most = points.iter().flatten().fold(0.0f64, |most, &value| most.max(value));
-        let value = match at {
-            0 => host.and_then(|host| host.memory).map(|(used, total)| format!("{} of {}", size(used), size(total))),
-            1 => host.map(|host| size(host.saved)),
-            _ => host.map(|host| size(host.could_be_saved)),
-        };
+        let value = host.map_or_else(|| "?".into(), |host| host.memory[at].clone());
         let mut title = vec![
-            Span::styled(format!("{name} "), app.theme.label()),
-            Span::styled(value.unwrap_or_else(|| "?".into()), app.theme.strong()),
+            Span::styled(format!("{name} "), app.theme.style(Role::Label)),
+            Span::styled(value, app.theme.style(Role::Strong)),
         ];
         let more = match at {
             0 => format!("  last {}", length(app.span.length())),
@@ -134,52 +130,35 @@ fn draw_graphs(app: &App, host: Option<&Host>, frame: &mut Frame<'_>, area: Rect
         };
         let length: usize = title.iter().map(Span::width).sum();
         if length + more.len() <= area.width as usize {
-            title.push(Span::styled(more, app.theme.dim()));
+            title.push(Span::styled(more, app.theme.style(Role::Dim)));
         }
         let [head, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(*area);
         frame.render_widget(Line::from(title), head);
         let top = if at == 0 { total.unwrap_or(most) } else { most };
         let bars = points.iter().map(|point| SparklineBar::from(point.map(|value| value.max(0.0) as u64)));
-        let line = Sparkline::default().data(bars).max(top.max(1.0) as u64).style(app.theme.graph(at));
+        let line = Sparkline::default().data(bars).max(top.max(1.0) as u64).style(app.theme.style(Role::Shown(colour)));
         frame.render_widget(line.absent_value_symbol(" "), body);
     }
 }
 
-/// The host's figures below the graphs.
-fn facts(app: &App, host: &Host, width: usize, has_graphs: bool) -> Vec<Line<'static>> {
+/// The host's figures below `graphs` lines of graphs.
+fn facts(app: &App, host: &Host, width: usize, graphs: u16) -> Vec<Line<'static>> {
     let theme = app.theme;
-    let label = |text: &str| Span::styled(format!("{text} "), theme.label());
+    let label = |text: &str| Span::styled(format!("{text} "), theme.style(Role::Label));
     let mut lines = Vec::new();
-    if !has_graphs {
-        let memory =
-            host.memory.map_or_else(|| "?".into(), |(used, total)| format!("{} of {}", size(used), size(total)));
-        lines.push(Line::from(vec![
-            label("Used"),
-            Span::raw(format!("{memory}   ")),
-            label("Saved"),
-            Span::raw(format!("{}   ", size(host.saved))),
-            label("Could be saved"),
-            Span::raw(size(host.could_be_saved)),
-        ]));
+    if graphs == 0 {
+        let named = ["Used", "Saved", "Could be saved"].into_iter().zip(&host.memory);
+        lines.push(named.flat_map(|(name, text)| [label(name), Span::raw(format!("{text}   "))]).collect());
     }
-    let limit = if host.cpu_limit > 0.0 {
-        format!(" of {} %", Unit::Percent.short(host.cpu_limit))
+    let bar = host.cpu_part.map(|part| format!("{} ", bar(part, 10))).unwrap_or_default();
+    let mut cpu = Line::from(vec![label("CPU"), Span::raw(format!("{} {bar}", host.cpu))]);
+    let pressure = [label("Pressure"), Span::raw(host.pressure.clone())];
+    if cpu.width() + 11 + host.pressure.chars().count() <= width {
+        cpu.push_span("  ");
+        cpu.spans.extend(pressure);
+        lines.push(cpu);
     } else {
-        ", no limit".into()
-    };
-    let mut cpu = vec![label("CPU"), Span::raw(format!("{} %{limit} ", Unit::Percent.short(host.cpu)))];
-    if host.cpu_limit > 0.0 {
-        cpu.push(Span::raw(bar(host.cpu / host.cpu_limit, 10)));
-        cpu.push(Span::raw(" "));
-    }
-    let length: usize = cpu.iter().map(|span| span.content.chars().count()).sum();
-    let pressure = vec![label("  Pressure"), Span::raw(host.pressure.clone())];
-    if length + 11 + host.pressure.chars().count() <= width {
-        cpu.extend(pressure);
-        lines.push(Line::from(cpu));
-    } else {
-        lines.push(Line::from(cpu));
-        lines.push(Line::from(vec![label("Pressure"), Span::raw(host.pressure.clone())]));
+        lines.extend([cpu, Line::from_iter(pressure)]);
     }
     lines.push(Line::from(vec![label("Store"), Span::raw(host.store.clone())]));
     for (at, text) in wrap(&host.governor, width.saturating_sub(9)).into_iter().take(2).enumerate() {
@@ -187,7 +166,10 @@ fn facts(app: &App, host: &Host, width: usize, has_graphs: bool) -> Vec<Line<'st
     }
     for warning in host.warnings.iter().take(2) {
         lines.extend(
-            wrap(&format!("! {warning}"), width).into_iter().take(2).map(|text| Line::styled(text, theme.warning())),
+            wrap(&format!("! {warning}"), width)
+                .into_iter()
+                .take(2)
+                .map(|text| Line::styled(text, theme.style(Role::Warning))),
         );
     }
     lines
@@ -214,16 +196,6 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Text in exactly `width` characters; what is cut ends in `…`.
-fn fit(text: &str, width: usize, to_left: bool) -> String {
-    let count = text.chars().count();
-    if count > width {
-        let kept: String = text.chars().take(width.saturating_sub(1)).collect();
-        return format!("{kept}…");
-    }
-    if to_left { format!("{text:<width$}") } else { format!("{text:>width$}") }
-}
-
 fn draw_table(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
     let (places, hidden) = layout(area.width as usize, app.table.skipped);
     app.table.hidden = hidden;
@@ -237,7 +209,7 @@ fn draw_table(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
     let rows = app.visible().skip(app.table.first).take(app.table.page).map(|row| row_line(app, row, &places));
     let mut lines: Vec<Line<'_>> = rows.collect();
     if lines.is_empty() {
-        lines.push(Line::styled(nothing(app), app.theme.dim()));
+        lines.push(Line::styled(nothing(app), app.theme.style(Role::Dim)));
     }
     frame.render_widget(Paragraph::new(lines), body);
 }
@@ -254,13 +226,11 @@ fn nothing(app: &App) -> String {
 fn head_line(app: &App, places: &[Place]) -> Line<'static> {
     let theme = app.theme;
     let cells = places.iter().enumerate().flat_map(|(at, place)| {
-        let is_sorted = place.column == app.table.sort;
-        let mark = if is_sorted && app.table.reversed {
-            "▲"
-        } else if is_sorted {
-            "▼"
-        } else {
-            ""
+        let is_sorted = place.column == app.table.sort.column();
+        let mark = match app.table.sort {
+            _ if !is_sorted => "",
+            Sort::By(_) => "▼",
+            Sort::Reversed(_) => "▲",
         };
         let is_last = at + 1 == places.len();
         let title = place.column.title();
@@ -273,10 +243,10 @@ fn head_line(app: &App, places: &[Place]) -> Line<'static> {
             at if at + 2 == places.len() && app.table.hidden > 0 => "›",
             _ => " ",
         };
-        let style = if is_sorted { theme.sorted() } else { theme.head() };
+        let style = if is_sorted { theme.style(Role::Sorted) } else { theme.style(Role::Head) };
         [
-            Span::styled(fit(&text, place.width, place.column.is_text()), style),
-            Span::styled(gap, if is_sorted { style } else { theme.head() }),
+            Span::styled(place.fit(&text), style),
+            Span::styled(gap, if is_sorted { style } else { theme.style(Role::Head) }),
         ]
     });
     Line::from(cells.collect::<Vec<_>>())
@@ -293,16 +263,16 @@ fn row_line(app: &App, row: &Row, places: &[Place]) -> Line<'static> {
         }
         let style = match place.column {
             _ if is_selected => Style::new(),
-            Column::Name => theme.strong(),
-            column if column.number(row).is_some_and(|number| number < 0.0) => theme.negative(),
-            Column::Why if row.why != "-" => theme.why(),
+            Column::Name => theme.style(Role::Strong),
+            column if column.number(row).is_some_and(|number| number < 0.0) => theme.style(Role::Negative),
+            Column::Why if row.why != "-" => theme.style(Role::Why),
             _ => Style::new(),
         };
         let gap = if at + 1 < places.len() { " " } else { "" };
-        [Span::styled(fit(&text, place.width, place.column.is_text()), style), Span::raw(gap)]
+        [Span::styled(place.fit(&text), style), Span::raw(gap)]
     });
     let line = Line::from(cells.collect::<Vec<_>>());
-    if is_selected { line.style(theme.selected()) } else { line }
+    if is_selected { line.style(theme.style(Role::Selected)) } else { line }
 }
 
 /// The last line.
@@ -310,21 +280,23 @@ fn keys(app: &App) -> Line<'static> {
     let theme = app.theme;
     match &app.prompt {
         Some(Prompt::Filter(text)) => {
-            return Line::from(vec![Span::styled("Filter: ", theme.label()), Span::raw(format!("{text}_"))]);
+            return Line::from(vec![Span::styled("Filter: ", theme.style(Role::Label)), Span::raw(format!("{text}_"))]);
         }
         Some(Prompt::Time(text, why)) => {
-            let mut parts = vec![Span::styled("Go to: ", theme.label()), Span::raw(format!("{text}_ "))];
+            let mut parts = vec![Span::styled("Go to: ", theme.style(Role::Label)), Span::raw(format!("{text}_ "))];
             let help = why.clone().unwrap_or_else(|| "14:05, 14:05:09, -10m, +30s".into());
-            parts.push(Span::styled(help, if why.is_some() { theme.warning() } else { theme.dim() }));
+            parts.push(Span::styled(
+                help,
+                if why.is_some() { theme.style(Role::Warning) } else { theme.style(Role::Dim) },
+            ));
             return Line::from(parts);
         }
         None => {}
     }
-    let (key, what) = theme.key();
     let mut parts = Vec::new();
     if !app.table.filter.is_empty() {
         // First: on a narrow screen the last keys are cut off.
-        parts.push(Span::styled(format!("filter: {}", app.table.filter), theme.warning()));
+        parts.push(Span::styled(format!("filter: {}", app.table.filter), theme.style(Role::Warning)));
         parts.push(Span::raw(" "));
     }
     let words: [(&str, &str); 8] = [
@@ -338,8 +310,8 @@ fn keys(app: &App) -> Line<'static> {
         ("q", "Quit "),
     ];
     for (name, does) in words {
-        parts.push(Span::styled(format!("{name} "), key));
-        parts.push(Span::styled(does, what));
+        parts.push(Span::styled(format!("{name} "), theme.style(Role::Key)));
+        parts.push(Span::styled(does, theme.style(Role::Does)));
         parts.push(Span::raw(" "));
     }
     Line::from(parts)

@@ -23,148 +23,83 @@ impl Theme {
         }
     }
 
-    fn colour(self, colour: Color) -> Style {
+    /// The style of a part of the screen.
+    pub(super) fn style(self, of: Role) -> Style {
+        let (plain, on) = (Style::new(), |colour| Style::new().fg(Color::Black).bg(colour));
+        let (bold, reversed) = (plain.add_modifier(Modifier::BOLD), plain.add_modifier(Modifier::REVERSED));
+        let (colour, without) = match of {
+            Role::Label => (plain.fg(Color::Cyan), plain),
+            Role::Strong => (bold, bold),
+            Role::Dim => (plain.fg(Color::DarkGray), plain.add_modifier(Modifier::DIM)),
+            Role::Warning => (on(Color::Yellow), reversed),
+            Role::Head => (on(Color::Green), reversed),
+            Role::Sorted => (on(Color::Cyan), bold.add_modifier(Modifier::UNDERLINED)),
+            Role::Selected => (on(Color::Cyan), reversed),
+            Role::Key => (plain, bold),
+            Role::Does => (on(Color::Cyan), plain),
+            Role::Why => (plain.fg(Color::Yellow), plain),
+            Role::Negative => (plain.fg(Color::Red), plain),
+            Role::Shown(colour) => (plain.fg(colour), plain),
+        };
         match self {
-            Theme::Colour => Style::new().fg(colour),
-            Theme::Plain => Style::new(),
-        }
-    }
-
-    /// Words that name a figure.
-    pub(super) fn label(self) -> Style {
-        self.colour(Color::Cyan)
-    }
-
-    pub(super) fn strong(self) -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
-    pub(super) fn dim(self) -> Style {
-        match self {
-            Theme::Colour => Style::new().fg(Color::DarkGray),
-            Theme::Plain => Style::new().add_modifier(Modifier::DIM),
-        }
-    }
-
-    /// Something is wrong.
-    pub(super) fn warning(self) -> Style {
-        match self {
-            Theme::Colour => Style::new().fg(Color::Black).bg(Color::Yellow),
-            Theme::Plain => Style::new().add_modifier(Modifier::REVERSED),
-        }
-    }
-
-    /// The table's titles.
-    pub(super) fn head(self) -> Style {
-        match self {
-            Theme::Colour => Style::new().fg(Color::Black).bg(Color::Green),
-            Theme::Plain => Style::new().add_modifier(Modifier::REVERSED),
-        }
-    }
-
-    /// The title of the column by which rows are sorted.
-    pub(super) fn sorted(self) -> Style {
-        match self {
-            Theme::Colour => Style::new().fg(Color::Black).bg(Color::Cyan),
-            Theme::Plain => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
-        }
-    }
-
-    /// The row that is looked at.
-    pub(super) fn selected(self) -> Style {
-        match self {
-            Theme::Colour => Style::new().fg(Color::Black).bg(Color::Cyan),
-            Theme::Plain => Style::new().add_modifier(Modifier::REVERSED),
-        }
-    }
-
-    /// The name of a key at the bottom, and what it does.
-    pub(super) fn key(self) -> (Style, Style) {
-        match self {
-            Theme::Colour => (Style::new(), Style::new().fg(Color::Black).bg(Color::Cyan)),
-            Theme::Plain => (self.strong(), Style::new()),
-        }
-    }
-
-    /// The graphs: memory in use, saved, could be saved.
-    pub(super) fn graph(self, at: usize) -> Style {
-        self.colour([Color::Blue, Color::Green, Color::Yellow][at % 3])
-    }
-
-    /// The reason why not more of a guest is merged.
-    pub(super) fn why(self) -> Style {
-        self.colour(Color::Yellow)
-    }
-
-    pub(super) fn negative(self) -> Style {
-        self.colour(Color::Red)
-    }
-
-    /// The style of a part of a map.
-    pub(super) fn state(self, state: State) -> Style {
-        match state {
-            State::Merged => self.colour(Color::Green),
-            State::Zero => self.colour(Color::Cyan),
-            State::Recycled => self.colour(Color::Blue),
-            State::Unshared => self.colour(Color::Yellow),
-            State::Volatile => self.colour(Color::Red),
-            State::Other => self.dim(),
+            Theme::Colour => colour,
+            Theme::Plain => without,
         }
     }
 }
 
-/// The states of pages in a map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    Merged,
-    Zero,
-    Recycled,
-    Unshared,
-    Volatile,
-    Other,
+/// What a part of the screen is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Role {
+    /// Words that name a figure.
+    Label,
+    Strong,
+    Dim,
+    /// Something is wrong.
+    Warning,
+    /// The table's titles.
+    Head,
+    /// The title of the column by which rows are sorted.
+    Sorted,
+    /// The row that is looked at.
+    Selected,
+    /// The name of a key at the bottom.
+    Key,
+    /// What it does.
+    Does,
+    /// The reason why not more of a guest is merged.
+    Why,
+    Negative,
+    /// A graph, or a part of a map.
+    Shown(Color),
+}
+
+/// A state of pages in a map; its glyph tells it from others without colours too.
+pub(super) struct State {
+    pub(super) glyph: char,
+    pub(super) name: &'static str,
+    pub(super) role: Role,
+    pages: fn(&Cell) -> u32,
 }
 
 impl State {
-    pub(super) const ALL: [State; 6] =
-        [State::Merged, State::Zero, State::Recycled, State::Unshared, State::Volatile, State::Other];
-
-    /// Different without colours too.
-    pub(super) fn glyph(self) -> char {
-        match self {
-            State::Merged => '█',
-            State::Zero => '▓',
-            State::Recycled => '▒',
-            State::Unshared => '░',
-            State::Volatile => '~',
-            State::Other => '·',
-        }
+    const fn new(glyph: char, name: &'static str, role: Role, pages: fn(&Cell) -> u32) -> Self {
+        Self { glyph, name, role, pages }
     }
 
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            State::Merged => "merged",
-            State::Zero => "zero",
-            State::Recycled => "recycled",
-            State::Unshared => "unshared",
-            State::Volatile => "volatile",
-            State::Other => "other",
-        }
-    }
+    /// All, the more telling ones first.
+    pub(super) const ALL: [Self; 6] = [
+        Self::new('█', "merged", Role::Shown(Color::Green), |cell| cell.merged),
+        Self::new('▓', "zero", Role::Shown(Color::Cyan), |cell| cell.zero),
+        Self::new('▒', "recycled", Role::Shown(Color::Blue), |cell| cell.recycled),
+        Self::new('░', "unshared", Role::Shown(Color::Yellow), |cell| cell.unshared),
+        Self::new('~', "volatile", Role::Shown(Color::Red), |cell| cell.volatile),
+        Self::new('·', "other", Role::Dim, |cell| cell.other),
+    ];
 
-    fn pages(self, cell: &Cell) -> u32 {
-        match self {
-            State::Merged => cell.merged,
-            State::Zero => cell.zero,
-            State::Recycled => cell.recycled,
-            State::Unshared => cell.unshared,
-            State::Volatile => cell.volatile,
-            State::Other => cell.other,
-        }
-    }
-
-    /// The state of most pages of a cell.
-    pub(super) fn of(cell: &Cell) -> State {
-        // Of equals the first, so the more telling one.
-        State::ALL.into_iter().rev().max_by_key(|state| state.pages(cell)).unwrap_or(State::Other)
+    /// The state of most pages of a cell; of equals the first.
+    pub(super) fn of(cell: &Cell) -> Self {
+        let [first, others @ ..] = Self::ALL;
+        others.into_iter().fold(first, |most, one| if (one.pages)(cell) > (most.pages)(cell) { one } else { most })
     }
 }

@@ -43,38 +43,32 @@ impl Column {
         }
     }
 
+    /// Its title, what it means, and its width on a narrow and on a wide screen.
+    fn look(self) -> (String, &'static str, [usize; 2]) {
+        match self {
+            Column::Name => ("GUEST".into(), "its name, or its program's", [15, 20]),
+            Column::Pid => ("PID".into(), "its process", [7, 7]),
+            Column::Domain => ("DOMAIN".into(), "it shares in this only", [12, 13]),
+            Column::Why => ("WHY NOT MORE".into(), "why not more is merged", [12, 12]),
+            Column::Metric(_) => self
+                .metric()
+                .map_or_else(Default::default, |metric| (metric.heading(), metric.brief, [metric.width; 2])),
+        }
+    }
+
     /// Its title.
     pub fn title(self) -> String {
-        match self {
-            Column::Name => "GUEST".into(),
-            Column::Pid => "PID".into(),
-            Column::Domain => "DOMAIN".into(),
-            Column::Why => "WHY NOT MORE".into(),
-            Column::Metric(_) => self.metric().map(Metric::heading).unwrap_or_default(),
-        }
+        self.look().0
     }
 
     /// What it means, for the help.
     pub fn meaning(self) -> &'static str {
-        match self {
-            Column::Name => "its name, or its program's",
-            Column::Pid => "its process",
-            Column::Domain => "it shares in this only",
-            Column::Why => "why not more is merged",
-            Column::Metric(_) => self.metric().map_or("", |metric| metric.brief),
-        }
+        self.look().1
     }
 
     /// Its width in a screen of this width.
     pub(super) fn width(self, screen: usize) -> usize {
-        match self {
-            Column::Name if screen >= WIDE => 20,
-            Column::Name => 15,
-            Column::Pid => 7,
-            Column::Domain if screen >= WIDE => 13,
-            Column::Domain | Column::Why => 12,
-            Column::Metric(_) => self.metric().map_or(0, |metric| metric.width),
-        }
+        self.look().2[usize::from(screen >= WIDE)]
     }
 
     /// Whether its cells begin at the left.
@@ -127,13 +121,29 @@ impl Column {
     }
 }
 
-/// Sorts rows by a column, the largest first; names and words from A to Z. `reversed`: the other
-/// way.
-pub fn sort(rows: &mut [Row], by: Column, reversed: bool) {
-    rows.sort_by(|a, b| {
-        let order = by.compare(a, b).then_with(|| a.name.cmp(&b.name)).then(a.pid.cmp(&b.pid));
-        if reversed { order.reverse() } else { order }
-    });
+/// In which order rows stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    /// By a column, the largest first; names and words from A to Z.
+    By(Column),
+    /// The other way.
+    Reversed(Column),
+}
+
+impl Sort {
+    /// The column.
+    pub fn column(self) -> Column {
+        let (Sort::By(column) | Sort::Reversed(column)) = self;
+        column
+    }
+
+    /// Sorts rows.
+    pub fn sort(self, rows: &mut [Row]) {
+        rows.sort_by(|a, b| {
+            let order = self.column().compare(a, b).then_with(|| a.name.cmp(&b.name)).then(a.pid.cmp(&b.pid));
+            if matches!(self, Sort::By(_)) { order } else { order.reverse() }
+        });
+    }
 }
 
 /// A column on a screen.
@@ -143,6 +153,18 @@ pub struct Place {
     pub column: Column,
     /// Its width in characters. One character is between two columns.
     pub width: usize,
+}
+
+impl Place {
+    /// Text in exactly this width; what is cut ends in `…`.
+    pub fn fit(&self, text: &str) -> String {
+        let width = self.width;
+        if text.chars().count() > width {
+            let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+            return format!("{kept}…");
+        }
+        if self.column.is_text() { format!("{text:<width$}") } else { format!("{text:>width$}") }
+    }
 }
 
 /// The columns that a screen of this width shows: the first and the last always, of the others as

@@ -12,16 +12,14 @@ use crate::moment::{Summary, bytes_of, could_be_saved, total, used};
 /// The host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Host {
-    /// Bytes in use, and in all.
-    pub memory: Option<(u64, u64)>,
-    /// Bytes saved less every cost.
-    pub saved: i64,
-    /// Bytes that could be saved beside those.
-    pub could_be_saved: u64,
-    /// CPU time over the last seconds, in percent.
-    pub cpu: f64,
-    /// Its limit in percent; 0: none.
-    pub cpu_limit: f64,
+    /// Bytes of its memory.
+    pub total: Option<u64>,
+    /// What graphs show, in their order: memory in use, saved less every cost, could be saved.
+    pub memory: [String; 3],
+    /// CPU time over the last seconds, and its limit.
+    pub cpu: String,
+    /// The part of the limit that is used, if there is one.
+    pub cpu_part: Option<f64>,
     /// Pressure, headroom.
     pub pressure: String,
     /// Bytes of the stores: all, free, quarantined, pinned.
@@ -39,18 +37,21 @@ impl Host {
     pub fn new(status: &Status) -> Self {
         let metrics = &status.metrics;
         let governor = &status.governor;
-        let memory = used(status).zip(metrics.memory_total_bytes);
+        let used = used(status).zip(metrics.memory_total_bytes);
+        let used = used.map_or_else(|| "?".into(), |(used, total)| format!("{} of {}", size(used), size(total)));
+        let (cpu, limit) = (governor.metrics.cpu_percent, governor.metrics.max_cpu_percent);
+        let percent = |value| Unit::Percent.short(value);
+        let bound = if limit > 0.0 { format!(" of {} %", percent(limit)) } else { ", no limit".into() };
         let slots = |of: fn(&control::DomainMetrics) -> u64| {
             size(bytes_of(total(status.domains.iter().map(|domain| of(&domain.metrics)))))
         };
         let clients = status.clients().count();
         let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
         Host {
-            memory,
-            saved: metrics.general_profit,
-            could_be_saved: could_be_saved(status),
-            cpu: governor.metrics.cpu_percent,
-            cpu_limit: governor.metrics.max_cpu_percent,
+            total: metrics.memory_total_bytes,
+            memory: [used, size(metrics.general_profit), size(could_be_saved(status))],
+            cpu: format!("{} %{bound}", percent(cpu)),
+            cpu_part: (limit > 0.0).then(|| cpu / limit),
             pressure: pressure(status),
             store: format!(
                 "{}: {} free, {} quarantined, {} pinned",

@@ -55,15 +55,15 @@ fn rows_are_sorted_and_filtered() {
     };
     let mut rows = [row("b", 1, 5, None), row("a", 2, 9, Some(1.0)), row("c", 3, 5, Some(2.0))];
     let names = |rows: &[Row]| rows.iter().map(|row| row.name.as_str()).collect::<String>();
-    for (column, reversed, expected) in [
-        (Column::of("region_bytes"), false, "abc"),
-        (Column::of("region_bytes"), true, "cba"),
-        (Column::Name, false, "abc"),
-        (Column::of("faults_total"), false, "cab"),
-        (Column::Pid, false, "bac"),
+    for (order, expected) in [
+        (Sort::By(Column::of("region_bytes")), "abc"),
+        (Sort::Reversed(Column::of("region_bytes")), "cba"),
+        (Sort::By(Column::Name), "abc"),
+        (Sort::By(Column::of("faults_total")), "cab"),
+        (Sort::By(Column::Pid), "bac"),
     ] {
-        sort(&mut rows, column, reversed);
-        assert_eq!(names(&rows), expected, "{column:?} {reversed}");
+        order.sort(&mut rows);
+        assert_eq!(names(&rows), expected, "{order:?}");
     }
     assert!(rows[0].matches("") && rows[0].matches("B 1") && !rows[0].matches("b 7"));
 }
@@ -87,6 +87,8 @@ fn a_screen_has_the_columns_that_fit_and_the_others_are_scrolled_to() {
     assert_eq!(hidden, 10);
     assert_eq!(layout(160, 0).1, 0);
     assert!(layout(10, 0).0.len() == 2, "no room for more");
+    let fit = |column, width, text| Place { column, width }.fit(text);
+    assert_eq!((fit(Column::Name, 4, "abcdef"), fit(Column::Pid, 4, "ab")), ("abc…".into(), "  ab".into()));
 }
 
 #[test]
@@ -121,7 +123,8 @@ fn the_host_says_what_is_wrong() {
     status.metrics.memory_pressure_ratio = Some(0.034);
     status.domains[0].paused = Some("no room".into());
     let host = Host::new(status);
-    assert_eq!(host.memory, Some((6 << 30, 8 << 30)));
+    assert_eq!(host.memory, ["6 GiB of 8 GiB", "0 B", "0 B"].map(String::from));
+    assert_eq!((host.cpu.as_str(), host.cpu_part), ("0 %, no limit", None));
     assert_eq!(host.pressure, "memory 3.4 %, CPU ?   Headroom -1 GiB, 10 min at 1 MiB/s");
     assert_eq!(host.guests, "1 guest, 1 domain");
     assert_eq!(host.warnings.len(), 2, "{:?}", host.warnings);

@@ -2,10 +2,7 @@
 
 use std::fmt::Write;
 
-use control::Unit;
-use control::units::size;
-
-use super::columns::{Column, layout, sort};
+use super::columns::{Column, Sort, layout};
 use super::host::Host;
 use super::rows::{Row, rows};
 use crate::clock;
@@ -22,39 +19,24 @@ pub fn text(moment: &Moment, before: Option<&Moment>) -> String {
         let _ = writeln!(out, "NO DAEMON: {}", moment.away.as_deref().unwrap_or_default());
         return out;
     };
-    let host = Host::new(status);
-    let memory = host.memory.map_or_else(|| "?".into(), |(used, total)| format!("{} of {}", size(used), size(total)));
-    let limit =
-        if host.cpu_limit > 0.0 { format!(" of {} %", Unit::Percent.short(host.cpu_limit)) } else { String::new() };
+    let Host { memory: [used, saved, more], cpu, pressure, store, governor, warnings, guests, .. } = Host::new(status);
     let _ = writeln!(
         out,
-        "{}\nUsed {memory}   Saved {}   Could be saved {}   CPU {} %{limit}   Pressure {}\nStore {}\nGovernor {}",
-        host.guests,
-        size(host.saved),
-        size(host.could_be_saved),
-        Unit::Percent.short(host.cpu),
-        host.pressure,
-        host.store,
-        host.governor
+        "{guests}\nUsed {used}   Saved {saved}   Could be saved {more}   CPU {cpu}   Pressure {pressure}\n\
+         Store {store}\nGovernor {governor}"
     );
-    for warning in &host.warnings {
+    for warning in &warnings {
         let _ = writeln!(out, "! {warning}");
     }
     let mut rows = rows(moment, before);
-    sort(&mut rows, Column::of("general_profit"), false);
+    Sort::By(Column::of("general_profit")).sort(&mut rows);
     let (places, _) = layout(WIDTH, 0);
     let mut line = |cell: &dyn Fn(Column) -> String| {
         let mut line = String::new();
         for place in &places {
-            let text = cell(place.column);
             match place.column {
-                Column::Why => line.push_str(&text),
-                column if column.is_text() => {
-                    let _ = write!(line, "{text:<0$} ", place.width);
-                }
-                _ => {
-                    let _ = write!(line, "{text:>0$} ", place.width);
-                }
+                Column::Why => line.push_str(&cell(place.column)),
+                column => line.extend([&place.fit(&cell(column)), " "]),
             }
         }
         let _ = writeln!(out, "{}", line.trim_end());

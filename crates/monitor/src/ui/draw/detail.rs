@@ -8,10 +8,10 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
-use super::{fit, wrap};
+use super::wrap;
 use crate::moment::{PAGE, bytes_of, sum};
 use crate::ui::app::App;
-use crate::ui::style::{State, Theme};
+use crate::ui::style::{Role, State, Theme};
 use crate::view::Row;
 
 /// From this width on the map stands beside the text.
@@ -50,9 +50,10 @@ pub(super) fn draw(app: &App, frame: &mut Frame<'_>, area: Rect) {
     frame.render_widget(Paragraph::new(lines.into_iter().skip(skip).collect::<Vec<_>>()), text);
     let lines = match find(app, row.pid) {
         Ok(found) => map_lines(app.theme, &found, map.width as usize, map.height as usize),
-        Err(why) => {
-            wrap(&why, map.width as usize).into_iter().map(|text| Line::styled(text, app.theme.dim())).collect()
-        }
+        Err(why) => wrap(&why, map.width as usize)
+            .into_iter()
+            .map(|text| Line::styled(text, app.theme.style(Role::Dim)))
+            .collect(),
     };
     frame.render_widget(Paragraph::new(lines), map);
 }
@@ -74,7 +75,7 @@ fn text_lines(theme: Theme, row: &Row, client: Option<&ClientStatus>, width: usi
     let mut say = |label: &str, text: &str| {
         for (at, part) in wrap(text, width.saturating_sub(label.chars().count() + 2)).into_iter().enumerate() {
             let label = if at == 0 { format!("{label}:") } else { " ".repeat(label.chars().count() + 1) };
-            lines.push(Line::from(vec![Span::styled(format!("{label} "), theme.label()), Span::raw(part)]));
+            lines.push(Line::from(vec![Span::styled(format!("{label} "), theme.style(Role::Label)), Span::raw(part)]));
         }
     };
     let word = if row.why == "-" { String::new() } else { format!("{}: ", row.why) };
@@ -122,8 +123,8 @@ fn remarks(client: &ClientStatus) -> Vec<(&'static str, String)> {
 }
 
 fn map_lines(theme: Theme, map: &ClientMap, width: usize, height: usize) -> Vec<Line<'static>> {
-    let legend = State::ALL.iter().flat_map(|&state| {
-        [Span::styled(state.glyph().to_string(), theme.state(state)), Span::raw(format!(" {}  ", state.name()))]
+    let legend = State::ALL.into_iter().flat_map(|state| {
+        [Span::styled(state.glyph.to_string(), theme.style(state.role)), Span::raw(format!(" {}  ", state.name))]
     });
     let mut lines = vec![Line::from(legend.collect::<Vec<_>>())];
     let hottest = hottest(theme, map, if height >= 8 { HOTTEST } else { 1 });
@@ -143,21 +144,20 @@ fn map_lines(theme: Theme, map: &ClientMap, width: usize, height: usize) -> Vec<
         .collect();
     let together = cells.len().div_ceil(rows * width).max(1);
     for line in cells.chunks(together * width).take(rows) {
-        let address = fit(&format!("{:x}", line[0].0), ADDRESS, false);
-        let mut parts = vec![Span::styled(format!("{address} "), theme.dim())];
+        let mut parts = vec![Span::styled(format!("{:>ADDRESS$x} ", line[0].0), theme.style(Role::Dim))];
         parts.extend(line.chunks(together).map(|cells| {
             let all: Vec<Cell> = cells.iter().map(|(_, _, cell)| *cell).collect();
             let state = State::of(&sum(&all));
-            Span::styled(state.glyph().to_string(), theme.state(state))
+            Span::styled(state.glyph.to_string(), theme.style(state.role))
         }));
         lines.push(Line::from(parts));
     }
     if cells.is_empty() {
-        lines.push(Line::styled("no region yet", theme.dim()));
+        lines.push(Line::styled("no region yet", theme.style(Role::Dim)));
     } else {
         let pages: u64 = cells.iter().take(together).map(|(_, pages, _)| pages).sum();
         let each = format!("each {}", size(bytes_of(pages)));
-        lines[0].push_span(Span::styled(each, theme.dim()));
+        lines[0].push_span(Span::styled(each, theme.style(Role::Dim)));
     }
     lines.extend(hottest);
     lines
@@ -171,7 +171,7 @@ fn hottest(theme: Theme, map: &ClientMap, most: usize) -> Vec<Line<'static>> {
         let label = if at == 0 { "Hottest:" } else { "        " };
         let text =
             format!(" {:x}  {}, written {} times", range.start, size(bytes_of(u64::from(range.pages))), range.writes);
-        Line::from(vec![Span::styled(label, theme.label()), Span::raw(text)])
+        Line::from(vec![Span::styled(label, theme.style(Role::Label)), Span::raw(text)])
     };
     map.hottest.iter().take(most).enumerate().map(line).collect()
 }

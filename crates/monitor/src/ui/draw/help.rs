@@ -5,7 +5,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-use crate::ui::style::Theme;
+use crate::ui::style::{Role, Theme};
 use crate::view::Column;
 
 const KEYS: [(&str, &str); 19] = [
@@ -32,10 +32,10 @@ const KEYS: [(&str, &str); 19] = [
 
 pub(super) fn draw(theme: Theme, frame: &mut Frame<'_>, area: Rect) {
     let [head, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
-    frame.render_widget(Line::styled("pageone: keys, and what the columns mean", theme.strong()), head);
+    frame.render_widget(Line::styled("pageone: keys, and what the columns mean", theme.style(Role::Strong)), head);
     let [keys, columns] = Layout::horizontal([Constraint::Length(42), Constraint::Fill(1)]).areas(body);
     let line = |name: &str, width: usize, text: &str| {
-        Line::from(vec![Span::styled(format!("{name:<width$} "), theme.label()), Span::raw(text.to_owned())])
+        Line::from(vec![Span::styled(format!("{name:<width$} "), theme.style(Role::Label)), Span::raw(text.to_owned())])
     };
     let lines: Vec<_> = KEYS.iter().map(|(key, does)| line(key, 13, does)).collect();
     frame.render_widget(Paragraph::new(lines), keys);

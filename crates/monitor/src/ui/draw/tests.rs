@@ -258,7 +258,6 @@ fn no_size_is_too_small_to_draw() {
 #[test]
 fn text_is_wrapped_between_words_and_cut_with_a_mark() {
     assert_eq!(wrap("one two three", 7), ["one two", "three"]);
-    assert_eq!((fit("abcdef", 4, true), fit("ab", 4, false)), ("abc…".into(), "  ab".into()));
     assert_eq!((bar(0.5, 4), bar(9.0, 2), bar(-1.0, 2)), ("[||  ]".into(), "[||]".into(), "[  ]".into()));
 }
 

@@ -129,16 +129,16 @@ fn means(out: &mut String, report: &Report) -> Result {
     for note in &report.notes {
         writeln!(out, "note: {note}")?;
     }
-    let busy = report.cpu_seconds > 0.0;
-    let rate = if busy { report.bytes_read as f64 / report.cpu_seconds / 1e9 } else { 0.0 };
+    let busy = report.took.cpu_seconds > 0.0;
+    let rate = if busy { report.took.bytes_read as f64 / report.took.cpu_seconds / 1e9 } else { 0.0 };
     writeln!(
         out,
         "\nread {} MiB in {:.2} s, {:.2} s of CPU ({rate:.1} GB/s a core); memory: {} MiB, {} of it for the index",
-        report.bytes_read >> 20,
-        report.seconds,
-        report.cpu_seconds,
-        report.peak_bytes >> 20,
-        report.index_bytes >> 20
+        report.took.bytes_read >> 20,
+        report.took.seconds,
+        report.took.cpu_seconds,
+        report.took.peak_bytes >> 20,
+        report.took.index_bytes >> 20
     )
 }
 

@@ -36,10 +36,6 @@ pub(crate) fn candidates(dir: Option<PathBuf>) -> Vec<PathBuf> {
 
 /// Checks that a directory belongs to this user or to root and that no other user can write to it:
 /// a directory under /tmp could be anyone's. One that does not exist passes.
-///
-/// # Errors
-///
-/// When it is not safe to use.
 pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
     let Ok(meta) = std::fs::symlink_metadata(dir) else {
@@ -107,10 +103,6 @@ pub(crate) fn guard() -> Result<guard::Guard> {
 
 /// The library that is loaded into clients: `PAGEONE_AGENT`, else beside this program, else where
 /// packages put it.
-///
-/// # Errors
-///
-/// When it is in none of these places.
 pub(crate) fn agent_library() -> Result<PathBuf> {
     const NAME: &str = "libpageone_agent.so";
     let mut places: Vec<PathBuf> = std::env::var_os("PAGEONE_AGENT").map(PathBuf::from).into_iter().collect();

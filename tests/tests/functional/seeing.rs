@@ -151,7 +151,10 @@ fn a_recording_is_replayed_at_any_moment() {
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("--at: 'noon' is no time: write 14:05"), "{wrong:?}");
 
     let again = daemon.pageone(&["record", "-o", path, "--for", "1"]).output().unwrap();
-    assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("File exists"), "{again:?}");
+    assert!(
+        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("--force replaces it"),
+        "{again:?}"
+    );
     let other = daemon.pageone(&["replay", "/etc/hostname"]).output().unwrap();
     assert!(String::from_utf8_lossy(&other.stderr).contains("this is no recording of `pageone record`"), "{other:?}");
 

@@ -88,10 +88,6 @@ impl Backend for Daemon {
 }
 
 /// Runs the demo.
-///
-/// # Errors
-///
-/// When it cannot run, and when a guest died or found a wrong byte.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.demo.probe {
         return course::probe(&args.demo);

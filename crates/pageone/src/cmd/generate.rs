@@ -16,10 +16,6 @@ pub(crate) struct Args {
 }
 
 /// Writes them all.
-///
-/// # Errors
-///
-/// Name the file that cannot be written.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let man = args.dir.join("man1");
     let completions = args.dir.join("completions");

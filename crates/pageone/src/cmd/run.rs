@@ -145,10 +145,6 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 }
 
 /// Checks that this kernel lets this account merge.
-///
-/// # Errors
-///
-/// Say what is missing.
 pub(crate) fn check_kernel() -> Result<()> {
     use kmem::uffd::{Features, Uffd};
     if let Some(release) = kmem::pagemap::too_old() {
@@ -167,10 +163,6 @@ pub(crate) fn check_kernel() -> Result<()> {
 pub(crate) type Environment = Vec<(OsString, Option<OsString>)>;
 
 /// The environment for the agent, whose daemon runs, or is started as `start` says.
-///
-/// # Errors
-///
-/// When this kernel cannot merge, the agent's library is missing, or no daemon starts.
 pub(crate) fn agent(
     domain: Option<&str>,
     huge_pages: HugePages,

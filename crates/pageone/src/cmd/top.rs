@@ -24,10 +24,6 @@ pub(crate) struct Args {
 }
 
 /// The time between two looks.
-///
-/// # Errors
-///
-/// When it is not sensible.
 pub(crate) fn every(seconds: f64) -> Result<Duration> {
     if !(0.1..=3600.0).contains(&seconds) {
         bail!("--every {seconds}: between 0.1 and 3600 seconds");

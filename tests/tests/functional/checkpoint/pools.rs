@@ -107,7 +107,7 @@ fn damage_is_named_and_no_wrong_memory_comes_of_it() {
     assert_eq!(differing(&restore(dir.path(), "second"), &want), [0; 0], "the second file has all of it");
     spoil(&list.with_extension("copy"));
     assert_eq!(differing(&restore(dir.path(), "second"), &want), [0; 0]);
-    let (code, _, err) = run(dir.path(), &["restore", "store", "first", "--to", &to.display().to_string()]);
+    let (code, _, err) = run(dir.path(), &["restore", "store", "first", "--force", "--to", &to.display().to_string()]);
     assert!(code == Some(1) && err.contains("list of checkpoints in pool store is damaged"), "{err}");
     for args in [
         &["checkpoint", &pid.to_string(), "--to", "store", "--stop", "--name", "third"][..],

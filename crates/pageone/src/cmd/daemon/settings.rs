@@ -21,10 +21,6 @@ impl Options {
     }
 
     /// Puts the options in the place of what the file says.
-    ///
-    /// # Errors
-    ///
-    /// Name the option.
     pub(crate) fn apply(&self, config: &mut Config) -> Result<()> {
         for (setting, text) in &self.0 {
             let Some(option) = setting.option else { continue };

@@ -95,9 +95,6 @@ impl GuestOptions {
 pub(crate) trait Backend {
     /// Called before the first guest starts and after the host's used memory was read. Memory that
     /// the backend takes from here on counts as its cost.
-    ///
-    /// # Errors
-    /// End the demo.
     fn prepare(&self) -> Result<()> {
         Ok(())
     }
@@ -106,22 +103,13 @@ pub(crate) trait Backend {
     fn launcher(&self, guest: usize) -> Vec<OsString>;
 
     /// Starts merging. No page may be merged before.
-    ///
-    /// # Errors
-    /// End the demo.
     fn start_merging(&self) -> Result<()>;
 
     /// Its counters. Called once a second from then on.
-    ///
-    /// # Errors
-    /// End the demo.
     fn status(&self) -> Result<HostMetrics>;
 
     /// Ends it and restores what it changed on the host. Called once, after the guests have ended,
     /// even if the demo failed.
-    ///
-    /// # Errors
-    /// Fail the demo.
     fn stop(&self) -> Result<()>;
 }
 
@@ -162,9 +150,6 @@ fn prepare(options: &Options) -> Result<Spec> {
 }
 
 /// Says whether guests run with KVM here.
-///
-/// # Errors
-/// They do not; the message says why.
 pub(crate) fn probe(options: &Options) -> Result<()> {
     let lacks = |why: anyhow::Error| Coded(Code::HostLacks, format!("{why:#}"));
     // Before anything is looked for or built that only a guest needs.

@@ -69,8 +69,7 @@ impl From<&HostMetrics> for Counters {
 }
 
 impl Summary {
-    /// # Errors
-    /// If the figures mean nothing.
+    /// Fails if the figures mean nothing.
     pub(crate) fn verdict(&self) -> Result<()> {
         ensure!(self.passed, "a guest died or found a wrong byte: the figures mean nothing");
         Ok(())

@@ -64,17 +64,16 @@ impl Device {
         Self { is_for_all, node }
     }
 
-    /// The way of a user. `is_contained`: its capabilities count in its own namespace only.
-    pub(super) fn way(&self, identity: &Identity, is_contained: bool) -> Way {
-        let has = |capability| identity.has(capability) && !is_contained;
-        if has(CAP_SYS_PTRACE) {
+    /// The way of a user, with the capabilities that count on the host.
+    pub(super) fn way(&self, identity: &Identity) -> Way {
+        if identity.has(CAP_SYS_PTRACE) {
             return Way::Call("it has CAP_SYS_PTRACE");
         }
         if self.is_for_all {
             return Way::Call("vm.unprivileged_userfaultfd is 1");
         }
         match &self.node {
-            Ok(node) if has(CAP_DAC_OVERRIDE) || node.permits(identity) => Way::Device,
+            Ok(node) if identity.has(CAP_DAC_OVERRIDE) || node.permits(identity) => Way::Device,
             Ok(node) => Way::Denied(format!("mode {:o}, owner {}, group {}", node.mode & 0o777, node.uid, node.gid)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Way::Absent,
             Err(e) => Way::Unknown(e.to_string()),
@@ -163,16 +162,19 @@ mod tests {
     #[test]
     fn the_mode_of_the_device_decides_for_a_user_without_capabilities() {
         let qemu = user(64055, &[108]);
-        assert_eq!(device(0o660, 108, &[]).way(&qemu, false), Way::Device);
-        assert_eq!(device(0o660, 0, &[]).way(&qemu, false), Way::Denied("mode 660, owner 0, group 0".into()));
-        assert_eq!(device(0o640, 108, &[]).way(&qemu, false), Way::Denied("mode 640, owner 0, group 108".into()));
-        assert_eq!(device(0o666, 0, &[]).way(&qemu, false), Way::Device);
-        assert_eq!(device(0o606, 108, &[]).way(&qemu, false), Way::Denied("mode 606, owner 0, group 108".into()));
+        assert_eq!(device(0o660, 108, &[]).way(&qemu), Way::Device);
+        assert_eq!(device(0o660, 0, &[]).way(&qemu), Way::Denied("mode 660, owner 0, group 0".into()));
+        assert_eq!(device(0o640, 108, &[]).way(&qemu), Way::Denied("mode 640, owner 0, group 108".into()));
+        assert_eq!(device(0o666, 0, &[]).way(&qemu), Way::Device);
+        assert_eq!(device(0o606, 108, &[]).way(&qemu), Way::Denied("mode 606, owner 0, group 108".into()));
         let root = Identity { capabilities: 1 << CAP_SYS_PTRACE, ..user(0, &[]) };
-        assert_eq!(device(0, 0, &[]).way(&root, false), Way::Call("it has CAP_SYS_PTRACE"));
-        assert!(matches!(device(0, 0, &[]).way(&root, true), Way::Denied(_)), "in a container");
+        assert_eq!(device(0, 0, &[]).way(&root), Way::Call("it has CAP_SYS_PTRACE"));
+        assert!(
+            matches!(device(0, 0, &[]).way(&Identity { capabilities: 0, ..root }), Way::Denied(_)),
+            "in a container"
+        );
         let setting = Device { is_for_all: true, ..device(0, 0, &[]) };
-        assert_eq!(setting.way(&qemu, true), Way::Call("vm.unprivileged_userfaultfd is 1"));
+        assert_eq!(setting.way(&qemu), Way::Call("vm.unprivileged_userfaultfd is 1"));
     }
 
     #[test]
@@ -182,7 +184,7 @@ mod tests {
         };
         let list = |more: &[Vec<u8>]| [vec![2, 0, 0, 0], entry(1, 6, u32::MAX), more.concat()].concat();
         let named = list(&[entry(2, 6, 64055), entry(4, 0, u32::MAX), entry(0x10, 6, u32::MAX)]);
-        let way = |mode, list: &[u8], user: &Identity| device(mode, 36, list).way(user, false);
+        let way = |mode, list: &[u8], user: &Identity| device(mode, 36, list).way(user);
         assert_eq!(way(0o660, &named, &user(64055, &[])), Way::Device);
         assert!(matches!(way(0o620, &named, &user(64055, &[])), Way::Denied(_)), "the mask");
         assert!(matches!(way(0o666, &named, &user(1, &[36])), Way::Denied(_)), "its group has nothing");
@@ -197,7 +199,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/sys/vm")).unwrap();
         std::fs::create_dir_all(root.path().join("dev")).unwrap();
-        let way = || Device::look(root.path(), root.path()).way(&user(64055, &[]), false);
+        let way = || Device::look(root.path(), root.path()).way(&user(64055, &[]));
         assert_eq!(way(), Way::Absent);
         std::fs::write(root.path().join(DEVICE), "").unwrap();
         assert!(matches!(way(), Way::Denied(_)));

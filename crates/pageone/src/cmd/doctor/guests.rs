@@ -36,10 +36,6 @@ pub(super) fn find(root: &Path, status: Option<&Status>, only: &[i32]) -> (Vec<G
 }
 
 /// A guest. `None`: it is none.
-///
-/// # Errors
-///
-/// Those of looking at its program and files; a kernel thread has no program.
 fn recognise(root: &Path, pid: i32, known: &BTreeSet<i32>) -> io::Result<Option<Guest>> {
     let Some(mut guest) = Guest::of(root, pid)? else { return Ok(None) };
     guest.look_at_files(root)?;

@@ -86,7 +86,7 @@ fn user(root: &Path) -> Option<Check> {
         if gives_device(root) { Ok(()) } else { Err(format!("/{CONF} does not give /dev/userfaultfd to guests")) };
     let has_rule = ["etc/udev/rules.d", "usr/lib/udev/rules.d", "lib/udev/rules.d"];
     let has_rule = has_rule.iter().any(|directory| root.join(directory).join(RULE).exists());
-    Some(match (Device::look(root, root).way(&identity, false), list) {
+    Some(match (Device::look(root, root).way(&identity), list) {
         (Way::Call(why), _) => Check::ok(name, format!("{user} may use userfaultfd: {why}")),
         (Way::Device, Ok(())) => Check::ok(name, format!("{user} may use /dev/userfaultfd, and guests see it")),
         (Way::Device, Err(why)) => Check::blocks(

@@ -203,10 +203,6 @@ impl<'a> Module<'a> {
     }
 
     /// Why the kernel takes signed modules only; `None`: it does not.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be seen.
     fn demands_signature(&self) -> Result<Option<&'static str>, String> {
         /// Attributes, 4 bytes, and then 1 where it is on (UEFI 2.10, 3.3).
         const SECURE_BOOT: &str = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";

@@ -15,7 +15,7 @@ use governor::{Cause, Governor, Mode, Settings};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::report::Reporter;
-use super::scanner::Scanner;
+use super::scanner::{Effect, Scanner};
 use crate::cmd::Json;
 use crate::{Code, Coded};
 
@@ -71,14 +71,13 @@ const WATCH: Duration = Duration::from_millis(500);
 pub(crate) fn run(args: &Args) -> Result<()> {
     let settings = args.settings()?;
     let mut ended = Ended::watch()?;
-    let mut scanner = Scanner::take(super::open()?, args.dry_run)?;
-    let mut governor = Governor::new(settings, scanner.sleep())?;
+    let effect = if args.dry_run { Effect::DryRun } else { Effect::Governed };
+    let mut scanner = Scanner::take(super::open()?, effect)?;
+    let mut governor = Governor::new(settings, Duration::from_millis(scanner.sleep_millisecs))?;
     let mut reporter = Reporter::new(args.json);
     let mut watched = Instant::now();
-    let mut first = true;
     loop {
-        let reading = scanner.read(first)?;
-        first = false;
+        let reading = scanner.read()?;
         let decision = governor.observe(&reading);
         if decision.changes() {
             scanner.set(decision.pages)?;

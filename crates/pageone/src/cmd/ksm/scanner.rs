@@ -1,6 +1,6 @@
 //! ksmd for the governor: its counters, and its settings, which are restored at the end.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use governor::Reading;
@@ -18,14 +18,23 @@ pub(crate) struct Scanner {
     found: u64,
     /// `pages_to_scan` as set last.
     set: u64,
-    /// `sleep_millisecs` at the start.
-    sleep_millisecs: u64,
+    /// `sleep_millisecs` at the start: how long ksmd sleeps after a batch.
+    pub(crate) sleep_millisecs: u64,
     /// `run` at the start, if KSM was stopped.
     stopped: Option<u32>,
-    /// Whether nothing is written.
-    dry_run: bool,
+    effect: Effect,
+    /// Whether the candidates are counted with the next reading, which takes more files.
+    is_first: bool,
     /// Pages scanned, for kernels that do not count them (before 6.6).
     counted: Counted,
+}
+
+/// What becomes of KSM's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Governed,
+    /// Nothing is written.
+    DryRun,
 }
 
 /// A count of scanned pages. Kernels before 6.7 skip no page, so a scan covers every known page
@@ -37,20 +46,20 @@ struct Counted {
 }
 
 impl Scanner {
-    /// Takes KSM over; with `dry_run` only reads it.
-    pub(crate) fn take(ksm: Ksm, dry_run: bool) -> Result<Self> {
+    /// Takes KSM over, or only reads it.
+    pub(crate) fn take(ksm: Ksm, effect: Effect) -> Result<Self> {
         let ksmd = Ksmd::find().context("cannot read /proc")?;
         let hidden = || Coded(Code::HostLacks, "ksmd is not in /proc; run this outside of any container".into());
-        Self::take_from(ksm, ksmd.ok_or_else(hidden)?, dry_run)
+        Self::take_from(ksm, ksmd.ok_or_else(hidden)?, effect)
     }
 
-    fn take_from(ksm: Ksm, ksmd: Ksmd, dry_run: bool) -> Result<Self> {
+    fn take_from(ksm: Ksm, ksmd: Ksmd, effect: Effect) -> Result<Self> {
         if let Some(other) = other_writer(&ksm) {
             return Err(other.into());
         }
         let found = ksm.pages_to_scan()?;
         let run = ksm.run()?;
-        if dry_run && run != 1 {
+        if effect == Effect::DryRun && run != 1 {
             bail!(
                 "KSM is stopped (run is {run}), so there is nothing to see; without --dry-run it would be started \
                    (leave --dry-run out, or write 1 to /sys/kernel/mm/ksm/run)"
@@ -64,10 +73,11 @@ impl Scanner {
             ksmd,
             started: Instant::now(),
             stopped: None,
-            dry_run,
+            effect,
+            is_first: true,
             counted: Counted::default(),
         };
-        if !dry_run {
+        if effect == Effect::Governed {
             // Writes the same value, to find out whether this account may.
             scanner.ksm.set_pages_to_scan(found).map_err(|e| {
                 Coded(Code::HostLacks, format!("KSM's settings can't be written: {e}; run this as root"))
@@ -81,13 +91,9 @@ impl Scanner {
         Ok(scanner)
     }
 
-    /// How long ksmd sleeps after a batch.
-    pub(crate) fn sleep(&self) -> Duration {
-        Duration::from_millis(self.sleep_millisecs)
-    }
-
-    /// Reads the counters; with `first` also the candidates, which takes more files.
-    pub(crate) fn read(&mut self, first: bool) -> Result<Reading> {
+    /// Reads the counters.
+    pub(crate) fn read(&mut self) -> Result<Reading> {
+        let first = std::mem::take(&mut self.is_first);
         let at = self.started.elapsed();
         let cpu = self.ksmd.cpu_time().context("cannot read the CPU time of ksmd")?;
         let mut stats =
@@ -105,13 +111,13 @@ impl Scanner {
             skipped: stats.pages_skipped.unwrap_or(0),
             scans,
             candidates: stats.candidates(),
-            pages_to_scan: if self.dry_run { self.ksm.pages_to_scan()? } else { self.set } as u32,
+            pages_to_scan: if self.effect == Effect::DryRun { self.ksm.pages_to_scan()? } else { self.set } as u32,
         })
     }
 
     /// Sets the pages of a batch.
     pub(crate) fn set(&mut self, pages: u32) -> Result<()> {
-        if self.dry_run {
+        if self.effect == Effect::DryRun {
             return Ok(());
         }
         // Other settings are checked twice a second. While the kernel's advisor is on, writing
@@ -129,7 +135,7 @@ impl Scanner {
 
     /// Fails if another program has changed a governed setting.
     pub(crate) fn check_writers(&self) -> Result<()> {
-        if self.dry_run {
+        if self.effect == Effect::DryRun {
             return Ok(());
         }
         let pages = self.ksm.pages_to_scan()?;
@@ -163,7 +169,7 @@ impl Scanner {
 
     /// Restores the settings that are still as set here; values that another program wrote stay.
     fn restore(&self) -> std::io::Result<()> {
-        if self.dry_run {
+        if self.effect == Effect::DryRun {
             return Ok(());
         }
         let advisor = self.ksm.advisor_mode().is_ok_and(|mode| mode != "none");
@@ -243,8 +249,8 @@ mod tests {
     }
 
     /// KSM's scanner is this process.
-    fn take(dir: &Path, dry_run: bool) -> Result<Scanner> {
-        Scanner::take_from(Ksm::at(dir).unwrap(), Ksmd { pid: std::process::id() as i32 }, dry_run)
+    fn take(dir: &Path, effect: Effect) -> Result<Scanner> {
+        Scanner::take_from(Ksm::at(dir).unwrap(), Ksmd { pid: std::process::id() as i32 }, effect)
     }
 
     #[test]
@@ -252,26 +258,26 @@ mod tests {
         let _alone = ALONE.lock();
         let text = |error: anyhow::Error| error.to_string();
         let dir = files("0");
-        let error = text(take(dir.path(), true).err().unwrap());
+        let error = text(take(dir.path(), Effect::DryRun).err().unwrap());
         assert!(error.starts_with("KSM is stopped (run is 0), so there is nothing to see"), "{error}");
         assert_eq!(std::fs::read_to_string(dir.path().join("run")).unwrap(), "0");
         std::fs::remove_file(dir.path().join("run")).unwrap();
         symlink(FIXED, dir.path().join("run")).unwrap();
-        assert_eq!(text(take(dir.path(), false).err().unwrap()), "cannot start KSM");
+        assert_eq!(text(take(dir.path(), Effect::Governed).err().unwrap()), "cannot start KSM");
         std::fs::remove_file(dir.path().join("pages_to_scan")).unwrap();
         symlink(FIXED, dir.path().join("pages_to_scan")).unwrap();
-        let error = take(dir.path(), false).err().unwrap();
+        let error = take(dir.path(), Effect::Governed).err().unwrap();
         assert_eq!(Code::of(&error), Code::HostLacks);
         assert!(text(error).starts_with("KSM's settings can't be written: "));
 
         let dir = files("1");
-        let mut scanner = take(dir.path(), false).unwrap();
-        scanner.read(true).unwrap();
+        let mut scanner = take(dir.path(), Effect::Governed).unwrap();
+        scanner.read().unwrap();
         put(dir.path(), "full_scans", "many");
-        assert_eq!(text(scanner.read(false).unwrap_err()), "cannot read KSM's statistics");
+        assert_eq!(text(scanner.read().unwrap_err()), "cannot read KSM's statistics");
         put(dir.path(), "full_scans", "1");
         let ksmd = std::mem::replace(&mut scanner.ksmd, Ksmd { pid: i32::MAX });
-        assert_eq!(text(scanner.read(false).unwrap_err()), "cannot read the CPU time of ksmd");
+        assert_eq!(text(scanner.read().unwrap_err()), "cannot read the CPU time of ksmd");
         scanner.ksmd = ksmd;
         std::fs::remove_file(dir.path().join("pages_to_scan")).unwrap();
         symlink(FIXED, dir.path().join("pages_to_scan")).unwrap();
@@ -282,7 +288,7 @@ mod tests {
     fn a_setting_that_another_program_changed_ends_it() {
         let _alone = ALONE.lock();
         let dir = files("1");
-        let scanner = take(dir.path(), false).unwrap();
+        let scanner = take(dir.path(), Effect::Governed).unwrap();
         scanner.check_writers().unwrap();
         let error = || {
             let error = scanner.check_writers().unwrap_err();
@@ -296,7 +302,7 @@ mod tests {
         put(dir.path(), "advisor_mode", "none [scan-time]");
         assert!(error().contains("advisor was switched on"), "{}", error());
         let other = || {
-            let error = take(dir.path(), true).err().unwrap();
+            let error = take(dir.path(), Effect::DryRun).err().unwrap();
             assert_eq!(Code::of(&error), Code::SecondDaemon);
             error.to_string()
         };

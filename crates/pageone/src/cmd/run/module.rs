@@ -24,10 +24,6 @@ pub(crate) const MOUNT: &str = "install the package pageone-pageonefs-dkms, mkdi
 
 /// Adds words to `command`, which starts the program. `domain`: of the mount that is to be taken.
 /// `dir`: the daemon's directory, if it was named.
-///
-/// # Errors
-///
-/// The guest's RAM cannot lie in a mount; the message says why.
 pub(super) fn prepare(
     command: &mut Command,
     program: &[OsString],

@@ -133,10 +133,6 @@ fn has_port(arguments: &[OsString]) -> bool {
 }
 
 /// Refuses arguments that would lose the guest's memory.
-///
-/// # Errors
-///
-/// When the arguments let the guest go on after a reset.
 fn check(arguments: &[OsString]) -> Result<()> {
     for (option, word) in qemu::words(arguments) {
         ensure!(

@@ -12,9 +12,6 @@ use crate::paths;
 
 /// Adds words and environment to `command`, which starts the program. `dir`: the daemon's
 /// directory, if it was named.
-///
-/// # Errors
-/// If the guest cannot be prepared; the message says why.
 pub(super) fn prepare(command: &mut Command, program: &[OsString], dir: Option<PathBuf>) -> Result<Prepared> {
     let text = |word: &OsString| {
         word.clone().into_string().ok().context(

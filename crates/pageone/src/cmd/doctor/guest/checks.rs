@@ -156,7 +156,12 @@ impl Facts<'_> {
         let theirs = self.process.path("root");
         let device = Device::look(self.world.root, &theirs);
         let user = format!("uid {}", identity.uid);
-        match device.way(identity, self.process.is_user_contained()) {
+        let mut identity = identity.clone();
+        if self.process.is_user_contained() {
+            // They count in its own namespace only.
+            identity.capabilities = 0;
+        }
+        match device.way(&identity) {
             Way::Call(why) => Check::ok(name, format!("{user} may use it: {why}")),
             Way::Device => Check::ok(name, format!("{user} may use /dev/userfaultfd")),
             Way::Denied(how) => Check::blocks(

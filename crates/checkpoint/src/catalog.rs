@@ -43,7 +43,7 @@ mod writer;
 
 use std::ops::Deref;
 
-use mpool::{Access, Mdc, Pool, ROOT_MDC};
+use mpool::{Access, BLOCK, Mdc, Pool, ROOT_MDC};
 use serde::{Deserialize, Serialize};
 
 pub use error::{
@@ -52,15 +52,27 @@ pub use error::{
 };
 pub use image::{Image, LeaseError};
 use index::{Index, Limits, Run};
-use list::{COMPRESSED, Entry, FORMAT, List, Needs, encode, is_known};
+use list::{Entry, List, Needs, encode};
 pub use repack::Repacked;
 pub use store::Store;
 pub use usage::{Held, Usage};
 pub use view::View;
 pub use writer::{PutOff, Writer, hash};
 
+/// Version of the format, in the root MDC's first record.
+const FORMAT: u32 = 3;
+/// Version of a pool with compressed data mblocks. A program that does not know them refuses it.
+const COMPRESSED: u32 = 4;
+
+/// Whether this program knows a version.
+fn is_known(format: u32) -> bool {
+    matches!(format, FORMAT | COMPRESSED)
+}
+
 /// Pages of a data mblock.
 const PAGES: usize = 8192;
+/// Pages of a leaf of a map.
+const LEAF: usize = BLOCK / 8;
 /// Bytes of a hash on the medium.
 const HASH: usize = 16;
 /// Bytes of the root MDC from which it is compacted when a checkpoint begins, if it has twice the

@@ -88,6 +88,12 @@ impl<T> During<T> for io::Result<T> {
     }
 }
 
+impl<T> During<T> for Result<T, claims::ClaimError> {
+    fn during(self, operation: &'static str, name: impl fmt::Display) -> Result<T, IoError> {
+        self.map_err(io::Error::from).during(operation, name)
+    }
+}
+
 /// Why a pool cannot be created, opened, changed or destroyed.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {

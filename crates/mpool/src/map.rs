@@ -113,6 +113,8 @@ impl Mcache {
             if pages == 0 {
                 return Err(MapError::Empty);
             }
+            // Of each page a byte and a bit.
+            claims::memory(pages as u64 / 8 * 9).during("mapping", format_args!("{} mblocks", ids.len()))?;
             // Under the lock, so that none of them is deleted in between.
             hold(&placed);
         }

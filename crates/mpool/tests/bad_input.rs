@@ -293,3 +293,47 @@ fn what_finds_no_room_is_told_of_a_full_class_and_not_of_one_that_the_pool_has_n
     let refused = pool.mblock_alloc(wanted).map(drop);
     assert!(matches!(refused, Err(ObjectError::Full { class: MediaClass::Capacity, .. })), "{refused:?}");
 }
+
+/// A FIFO would be waited for, a link may name anybody's file, and a length is only a number.
+#[test]
+fn a_file_that_is_no_file_or_says_that_it_is_huge_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path(), "names");
+    let names: Vec<String> =
+        fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    for (i, name) in names.iter().enumerate() {
+        for is_link in [false, true] {
+            let (path, _) = make(dir.path(), &format!("{i}{is_link}"));
+            let (file, elsewhere) = (path.join(name), dir.path().join(format!("{i}{is_link}-elsewhere")));
+            fs::rename(&file, &elsewhere).unwrap();
+            let before = fs::read(&elsewhere).unwrap();
+            if is_link {
+                std::os::unix::fs::symlink(&elsewhere, &file).unwrap();
+            } else {
+                rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+            }
+            let kind = if is_link { "it is a symbolic link" } else { "it is a FIFO" };
+            // An mlog is opened when it is asked for; until then nobody looks at its files.
+            match open(&path) {
+                Err(error) => assert_says(&error.to_string(), &[kind, "regular file"]),
+                Ok(pool) => {
+                    let error = pool.mlogs().iter().find_map(|log| pool.mlog_open(log.id).err());
+                    let error = error.or_else(|| pool.mdc_open(mpool::ROOT_MDC).err());
+                    assert_says(&error.unwrap_or_else(|| panic!("{name} was opened")).to_string(), &[kind]);
+                }
+            }
+            assert_eq!(fs::read(&elsewhere).unwrap(), before, "{name} was written through a link");
+        }
+    }
+    let (path, _) = make(dir.path(), "lease");
+    rustix::fs::mknodat(rustix::fs::CWD, path.join("lease-x"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    assert_says(&text(open(&path)), &["reading the leases", "it is a FIFO"]);
+    assert_says(&text(Pool::destroy(&path)), &["reading the leases", "it is a FIFO"]);
+    for name in ["meta-0", "meta-0.copy"] {
+        let (path, _) = make(dir.path(), &format!("huge{name}"));
+        let file = fs::File::options().write(true).open(path.join(name)).unwrap();
+        // Holes: the file takes nothing.
+        file.set_len(1 << 43).unwrap();
+        assert_says(&text(open(&path)), &["metadata log 0", "it says that it needs 8796093022208 bytes of memory"]);
+    }
+}

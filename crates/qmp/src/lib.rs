@@ -173,6 +173,9 @@ impl<'a, F: AsFd> Qmp<'a, F> {
             if read == 0 {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
+            if read as u64 == MAX_ANSWER && !line.ends_with('\n') {
+                return Err(QmpError::Malformed(format!("an answer of more than {MAX_ANSWER} bytes")));
+            }
             let mut answer: Value = serde_json::from_str(&line).map_err(|e| QmpError::Malformed(e.to_string()))?;
             if answer["id"] != *id {
                 continue;
@@ -297,6 +300,16 @@ mod tests {
         let error = status(&ours, Duration::from_secs(20), &|| true).unwrap_err();
         assert!(matches!(error, QmpError::Malformed(_)), "{error}");
         assert!(error.to_string().starts_with("QEMU's monitor: not understood: "), "{error}");
+    }
+
+    #[test]
+    fn an_answer_without_an_end_is_not_read_to_it() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let flood = std::thread::spawn(move || while theirs.write_all(&[b' '; 4096]).is_ok() {});
+        let error = status(&ours, Duration::from_secs(20), &|| true).unwrap_err().to_string();
+        assert_eq!(error, "QEMU's monitor: not understood: an answer of more than 1048576 bytes");
+        drop(ours);
+        flood.join().unwrap();
     }
 
     #[test]

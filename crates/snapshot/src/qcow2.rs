@@ -15,6 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use claims::ClaimError;
+
 const MAGIC: &[u8; 4] = b"QFI\xfb";
 const CLUSTER_BITS: u32 = 16;
 const CLUSTER: u64 = 1 << CLUSTER_BITS;
@@ -33,13 +35,21 @@ const SECTOR: u64 = 512;
 /// Bytes of the name of a backing file, at most.
 const LONGEST: u32 = 1023;
 
+/// Opens an image: a regular file, or a disk.
+fn open(image: &Path) -> io::Result<File> {
+    match claims::open(image) {
+        Err(ClaimError::Kind("a block device")) => File::open(image),
+        file => Ok(file?),
+    }
+}
+
 /// The size of the disk in a qcow2 image, in bytes.
 ///
 /// # Errors
 /// If the file cannot be read, or is something else.
 pub fn disk_size(image: &Path) -> io::Result<u64> {
     let mut header = [0; 32];
-    File::open(image)?.read_exact_at(&mut header, 0)?;
+    open(image)?.read_exact_at(&mut header, 0)?;
     if header[..4] != *MAGIC {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not a qcow2 image"));
     }
@@ -124,7 +134,7 @@ fn make(image: &Path, size: u64, backing: Option<(&Path, bool)>, mode: u32) -> i
 /// # Errors
 /// If the file cannot be read, or keeps its data in yet another file.
 pub fn backing(image: &Path) -> io::Result<Option<PathBuf>> {
-    let file = File::open(image)?;
+    let file = open(image)?;
     let mut header = [0; 80];
     match file.read_exact_at(&mut header, 0) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),

@@ -7,20 +7,13 @@
 use std::io::IoSlice;
 
 use mpool::MblockWriter;
-use serde::{Deserialize, Serialize};
 
 use super::classes::{Holds, allocate};
+use super::list::Attached;
 use super::{Checkpoint, Flaw, ReadError, StoreError, View};
 
 /// Bytes of an mblock, at most.
 const MBLOCK: usize = 32 << 20;
-
-/// The mblocks that the bytes are in, one behind the other.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Attached {
-    mblocks: Vec<u64>,
-    bytes: u64,
-}
 
 impl View {
     /// The mblocks beside a checkpoint.
@@ -56,8 +49,9 @@ impl View {
             let mut all = Vec::new();
             for id in &attached.mblocks {
                 let mblock = self.pool.mblock(*id)?;
-                let start = all.len();
-                all.resize(start + mblock.props().len as usize, 0);
+                let (start, len) = (all.len(), mblock.props().len);
+                claims::memory(start as u64 + len)?;
+                all.resize(start + len as usize, 0);
                 mblock.read(0, &mut all[start..])?;
             }
             if all.len() as u64 != attached.bytes {

@@ -5,7 +5,7 @@ use std::io;
 
 use mpool::{MapError, ObjectError};
 
-use super::list::{COMPRESSED, FORMAT};
+use super::{COMPRESSED, FORMAT};
 use crate::chain;
 
 /// Why a pool's catalogue cannot be opened.
@@ -128,6 +128,16 @@ pub enum ReadError {
         /// What does not fit.
         source: Flaw,
     },
+    /// There is not the memory that it takes.
+    #[error("checkpoint {name} in pool {pool} cannot be read here")]
+    Claim {
+        /// The checkpoint.
+        name: String,
+        /// The pool's name.
+        pool: String,
+        /// What it claims.
+        source: claims::ClaimError,
+    },
     /// The pool cannot be read ahead.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -177,6 +187,9 @@ pub enum Flaw {
         /// Bytes that were stored.
         expected: u64,
     },
+    /// It takes more memory than there is.
+    #[error(transparent)]
+    Claim(#[from] claims::ClaimError),
     /// An mblock cannot be read.
     #[error(transparent)]
     Object(#[from] ObjectError),

@@ -1,16 +1,20 @@
-//! The memory of a checkpoint, to be read page by page in any order.
+//! The memory of a checkpoint, to be read from its start to its end ([`View::each_run`]), or page by
+//! page in any order ([`Image`]).
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::num::NonZeroU64;
 
-use mpool::{BLOCK, Leased, PoolError};
+use mpool::{Advice, BLOCK, Leased, MapError, Mcache, PoolError, Temperature};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::compressed::{DataMblock, Reader};
-use super::map::LEAF;
-use super::{Checkpoint, Flaw, ReadError, View};
+use super::{Checkpoint, Flaw, LEAF, ReadError, View};
+
+/// Pages given to the caller of [`View::each_run`] at a time, at most.
+const RUN: usize = 256;
 
 /// Why a lease is not understood.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +25,9 @@ pub enum LeaseError {
     /// It is about something else.
     #[error("the lease is not about a checkpoint")]
     Foreign,
+    /// It is about more pages than there is memory for.
+    #[error("the lease cannot be used: {0}")]
+    Claim(#[from] claims::ClaimError),
 }
 
 /// A checkpoint that is open for reading. What it needs must stay in the pool: keep the pool open,
@@ -38,6 +45,58 @@ pub struct Image {
 }
 
 impl View {
+    /// Calls `each` for every run of pages of a checkpoint, ascending, with its offset in bytes and
+    /// its contents. Between the runs are zeros. The pages come from one mcache map of all data
+    /// mblocks that the checkpoint needs.
+    ///
+    /// # Errors
+    /// If the checkpoint cannot be read, or `each` fails.
+    pub fn each_run(
+        &self,
+        cache: &Mcache,
+        checkpoint: &Checkpoint,
+        mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> Result<(), ReadError> {
+        let flawed = |flaw: Flaw| self.damaged(&checkpoint.name, flaw);
+        let unreadable = |error: MapError| flawed(error.into());
+        let root = self.root(checkpoint).map_err(flawed)?;
+        let (compressed, ids): (Vec<u64>, Vec<u64>) =
+            root.data().of(&self.data).partition(|id| self.data.get(id).is_some_and(|data| data.compressed));
+        let open = |id: u64| Ok((id, self.data_mblock(id)?));
+        let compressed: HashMap<u64, DataMblock> =
+            compressed.into_iter().map(open).collect::<Result<_, Flaw>>().map_err(flawed)?;
+        let map = (!ids.is_empty()).then(|| cache.map(&self.pool, &ids, Temperature::Cold));
+        let map = map.transpose().map_err(unreadable)?;
+        map.iter().try_for_each(|map| map.advise(0, 0, 0, Advice::Sequential))?;
+        let (mut reader, mut decoded) = (Reader::default(), vec![0; RUN * BLOCK]);
+        for (number, places) in self.leaves(root.named()) {
+            let places = places.map_err(flawed)?;
+            let mut page = 0;
+            while page < LEAF {
+                let at = places[page];
+                if at == 0 {
+                    page += 1;
+                    continue;
+                }
+                // Pages with consecutive places are one run.
+                let run =
+                    (1..RUN).take_while(|&i| places.get(page + i) == Some(&at.wrapping_add(i as u64))).count() + 1;
+                let bytes = if let Some(mblock) = compressed.get(&(at >> 16)) {
+                    let bytes = &mut decoded[..run * BLOCK];
+                    mblock.read(at & 0xFFFF, bytes, &mut reader).map_err(|flaw| flawed(flaw.into()))?;
+                    &*bytes
+                } else if let (Some(map), Ok(index)) = (&map, ids.binary_search(&(at >> 16))) {
+                    map.get(index, (at & 0xFFFF) * BLOCK as u64, run * BLOCK).map_err(unreadable)?
+                } else {
+                    return Err(flawed(Flaw::NoPage { page: at & 0xFFFF, mblock: at >> 16 }));
+                };
+                each(((number * LEAF + page) * BLOCK) as u64, bytes)?;
+                page += run;
+            }
+        }
+        Ok(())
+    }
+
     /// Opens the memory of a checkpoint: all regions, one after the other. Reads its map.
     ///
     /// # Errors
@@ -45,7 +104,8 @@ impl View {
     pub fn image(&self, checkpoint: &Checkpoint) -> Result<Image, ReadError> {
         let flawed = |flaw: Flaw| self.damaged(&checkpoint.name, flaw);
         let root = self.root(checkpoint).map_err(flawed)?;
-        let mut places = vec![0; (checkpoint.bytes() / BLOCK as u64) as usize];
+        let places = claims::zeroed(checkpoint.bytes() / BLOCK as u64);
+        let mut places = places.map_err(|e| flawed(e.into()))?;
         for (number, leaf) in self.leaves(root.named()) {
             let pages = places.iter_mut().skip(number * LEAF);
             pages.zip(*leaf.map_err(flawed)?).for_each(|(to, at)| *to = at);
@@ -72,11 +132,13 @@ struct Note {
 }
 
 impl Note {
-    fn places(&self) -> Vec<u64> {
+    fn places(&self) -> Result<Vec<u64>, claims::ClaimError> {
+        let pages: u64 = self.runs.iter().map(|(_, count)| u64::from(*count)).sum();
+        claims::memory(pages * size_of::<u64>() as u64)?;
         let run = |&(first, count): &(u64, u32)| {
             (0..u64::from(count)).map(move |page| if first == 0 { 0 } else { first.saturating_add(page) })
         };
-        self.runs.iter().flat_map(run).collect()
+        Ok(self.runs.iter().flat_map(run).collect())
     }
 }
 
@@ -128,7 +190,7 @@ impl Image {
             None => postcard::from_bytes(leased.note()).map(|note| (note, Vec::new())),
         }
         .map_err(|_| LeaseError::Foreign)?;
-        let (places, compressed) = (note.places(), HashMap::<u64, u32>::from_iter(compressed));
+        let (places, compressed) = (note.places()?, HashMap::<u64, u32>::from_iter(compressed));
         let open = |(id, mblock)| match compressed.get(&id) {
             Some(pages) => (id, DataMblock::compressed(mblock, *pages)),
             None => (id, DataMblock::Plain(mblock)),
@@ -208,4 +270,18 @@ impl Image {
 #[cfg(test)]
 pub(super) fn is_unknown_to_older(note: &[u8]) -> bool {
     postcard::from_bytes::<Note>(note).is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Some kilobytes of runs say anything about the number of pages.
+    #[test]
+    fn more_pages_than_there_is_memory_for_are_refused_before_it_is_allocated() {
+        let note = |runs| Note { pool: "p".into(), name: "n".into(), runs };
+        assert_eq!(note(vec![(0, 2), (7, 2)]).places().unwrap(), [0, 0, 7, 8]);
+        let error = note(vec![(0, u32::MAX); 1 << 10]).places().unwrap_err();
+        assert!(error.to_string().contains("it needs 35184372080640 bytes of memory"), "{error}");
+    }
 }

@@ -5,19 +5,8 @@ use std::collections::BTreeMap;
 use mpool::{Mdc, ObjectError};
 use serde::{Deserialize, Serialize};
 
-use super::attached::Attached;
 use super::index::Run;
-use super::{Checkpoint, OpenError, StoreError};
-
-/// Version of the format, in the root MDC's first record.
-pub(super) const FORMAT: u32 = 3;
-/// Version of a pool with compressed data mblocks. A program that does not know them refuses it.
-pub(super) const COMPRESSED: u32 = 4;
-
-/// Whether this program knows a version.
-pub(super) fn is_known(format: u32) -> bool {
-    matches!(format, FORMAT | COMPRESSED)
-}
+use super::{Checkpoint, OpenError, StoreError, is_known};
 
 /// A record of the root MDC.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,6 +33,13 @@ pub(super) enum Entry {
 
 pub(super) fn encode(entries: &[Entry]) -> Result<Vec<Vec<u8>>, StoreError> {
     entries.iter().map(|entry| Ok(postcard::to_allocvec(entry)?)).collect()
+}
+
+/// What is kept beside a checkpoint: the mblocks that the bytes are in, one behind the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Attached {
+    pub(super) mblocks: Vec<u64>,
+    pub(super) bytes: u64,
 }
 
 /// The mblocks that a checkpoint needs, beside the root of its map.
@@ -140,9 +136,14 @@ pub(super) struct Data {
 }
 
 impl Data {
-    /// One that no checkpoint needs yet.
-    pub(super) fn new(pages: u32, compressed: bool) -> Self {
-        Self { pages, compressed, needed: 0 }
+    /// One that is not compressed, and that no checkpoint needs yet.
+    pub(super) fn plain(pages: u32) -> Self {
+        Self { pages, compressed: false, needed: 0 }
+    }
+
+    /// A compressed one that no checkpoint needs yet.
+    pub(super) fn compressed(pages: u32) -> Self {
+        Self { compressed: true, ..Self::plain(pages) }
     }
 }
 
@@ -189,8 +190,8 @@ impl List {
     fn apply(&mut self, entry: Entry) {
         match entry {
             Entry::Format(found) => self.format = Some(found),
-            Entry::Data(some) => self.add(some, false),
-            Entry::Compressed(some) => self.add(some, true),
+            Entry::Data(some) => self.add(some, Data::plain),
+            Entry::Compressed(some) => self.add(some, Data::compressed),
             Entry::Checkpoint(checkpoint, needs) => replace(&mut self.checkpoints, Checkpoint { needs, ..checkpoint }),
             Entry::Gone(name) => self.checkpoints.retain(|c| c.name != name),
             Entry::DataGone(gone) => gone.iter().for_each(|id| {
@@ -200,11 +201,9 @@ impl List {
             Entry::Index(runs, covered) => (self.runs, self.covered) = (runs, covered),
         }
     }
-}
 
-impl List {
-    fn add(&mut self, some: Vec<(u64, u32)>, compressed: bool) {
-        self.data.extend(some.into_iter().map(|(id, pages)| (id, Data::new(pages, compressed))));
+    fn add(&mut self, some: Vec<(u64, u32)>, of_pages: fn(u32) -> Data) {
+        self.data.extend(some.into_iter().map(|(id, pages)| (id, of_pages(pages))));
     }
 }
 
@@ -250,7 +249,7 @@ mod tests {
         assert!(
             [5, 6, 9].iter().all(|id| needs.contains(*id)) && ![0, 4, 7, 8, 10].iter().any(|id| needs.contains(*id))
         );
-        let mut data: BTreeMap<u64, Data> = [5, 6, 7, 9].map(|id| (id, Data::new(1, false))).into();
+        let mut data: BTreeMap<u64, Data> = [5, 6, 7, 9].map(|id| (id, Data::plain(1))).into();
         count(&mut data, &needs);
         count(&mut data, &Ids(vec![(6, 1), (7, u32::MAX), (u64::MAX, 7)]));
         let counts = |data: &BTreeMap<u64, Data>| data.values().map(|data| data.needed).collect::<Vec<_>>();

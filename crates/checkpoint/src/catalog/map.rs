@@ -28,13 +28,11 @@ use mpool::{AlignedBuf, BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::list::Ids;
-use super::{Checkpoint, Flaw, View};
+use super::{Checkpoint, Flaw, LEAF, View};
 
 pub(super) use changes::Changes;
 pub(super) use write::NewMap;
 
-/// Pages of a leaf.
-pub(super) const LEAF: usize = BLOCK / 8;
 /// Mblocks with leaves of one map, at most, when it is written.
 pub(super) const MOST: usize = 64;
 /// Leaves that are read at once: 1 MiB.
@@ -86,7 +84,7 @@ impl View {
             return Err(Flaw::Regions(len));
         }
         let mblock = self.pool.mblock(checkpoint.root)?;
-        let mut bytes = vec![0; mblock.props().len as usize];
+        let mut bytes = claims::zeroed(mblock.props().len)?;
         mblock.read(0, &mut bytes)?;
         let no_root = || Flaw::Root(checkpoint.root);
         let (pages, found): (u64, Vec<Option<Entry>>) = postcard::from_bytes(&bytes).map_err(|_| no_root())?;

@@ -119,7 +119,7 @@ impl Known for InPool<'_> {
     fn hashes(&self, mblock: u64) -> Result<Vec<u128>, PageFlaw> {
         match self.in_memory(mblock) {
             Some(contents) => Ok(contents.hashes.clone()),
-            None => hashes(self.pool, mblock, self.data.get(&mblock).copied().unwrap_or(Data::new(0, false))),
+            None => hashes(self.pool, mblock, self.data.get(&mblock).copied().unwrap_or(Data::plain(0))),
         }
     }
 }
@@ -230,7 +230,7 @@ impl Compared {
             let mblock = match self.last.take().filter(|(last, _)| *last == id) {
                 Some((_, mblock)) => mblock,
                 None => {
-                    let plain = Data::new(0, false);
+                    let plain = Data::plain(0);
                     DataMblock::new(self.pool.mblock(id)?, self.compressed.get(&id).copied().unwrap_or(plain))
                 }
             };

@@ -24,11 +24,11 @@ use mpool::{AlignedBuf, BLOCK, MblockWriter, ObjectError};
 use super::classes::{Holds, is_staged};
 use super::compressed::{Compressor, Reader, Stored};
 use super::index::{Index, Known};
-use super::list::{COMPRESSED, Data, Entry, discount};
-use super::map::{Changes, LEAF, Leaf, NewMap};
+use super::list::{Data, Entry, discount};
+use super::map::{Changes, Leaf, NewMap};
 use super::pages::{Full, InPool, Pages};
 use super::usage::{Marked, is_sparse};
-use super::{Catalog, Checkpoint, PageFlaw, RepackError, StoreError, View};
+use super::{COMPRESSED, Catalog, Checkpoint, LEAF, PageFlaw, RepackError, StoreError, View};
 
 /// Pages that are moved before maps are written: 2 GiB.
 const AT_ONCE: u64 = 64 * 8192;
@@ -204,7 +204,7 @@ impl Catalog {
         index.filled();
         full.store()?;
         pages.landed(id);
-        self.view.data.insert(id, Data::new(count, false));
+        self.view.data.insert(id, Data::plain(count));
         Ok((id, count))
     }
 
@@ -217,7 +217,7 @@ impl Catalog {
     ) -> Result<(u64, u32), StoreError> {
         let Stored { id, hashes, bytes } = stored;
         let count = hashes.len() as u32;
-        self.view.data.insert(id, Data::new(count, true));
+        self.view.data.insert(id, Data::compressed(count));
         let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: None };
         for (page, hash) in (0..).zip(hashes) {
             index.enter(hash, id << 16 | page, &known)?;

@@ -26,7 +26,7 @@ impl Writer<'_> {
         }
         let pages = PAGES as u32;
         state.unrecorded.extend(ids.iter().map(|id| (*id, pages)));
-        state.catalog.view.data.extend(ids.iter().map(|&id| (id, Data::new(pages, false))));
+        state.catalog.view.data.extend(ids.iter().map(|&id| (id, Data::plain(pages))));
         Ok(ids)
     }
 

@@ -16,13 +16,12 @@ use std::collections::{BTreeSet, HashSet};
 use mpool::{MblockWriter, ObjectError, Pool};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::attached::Attached;
 use super::classes::Holds;
 use super::index::{Index, key};
-use super::list::{Data, Entry, Needs};
+use super::list::{Attached, Data, Entry, Needs};
 use super::map::NewMap;
 use super::pages::{Compared, Full, InPool, Pages};
-use super::{BeginError, Catalog, Checkpoint, PageFlaw, StoreError, View, Warning, Writer};
+use super::{BeginError, Catalog, Checkpoint, PageFlaw, StoreError, View, Warning};
 
 /// Bytes of the longest name.
 const LONGEST_NAME: usize = 127;
@@ -45,7 +44,7 @@ pub(super) struct State {
     /// The checkpoints that are being stored.
     names: HashSet<String>,
     /// Whether one of them was given up.
-    left_over: bool,
+    pub(super) left_over: bool,
     /// Data mblocks with a warning.
     damaged: HashSet<u64>,
     /// Whether there was a warning of the index.
@@ -67,16 +66,6 @@ impl Store {
         let (unrecorded, lost, names, damaged) = Default::default();
         let state = State { catalog, pages, unrecorded, lost, names, left_over: false, damaged, flawed: false };
         Self { state: Mutex::new(state), landed: Condvar::new() }
-    }
-
-    /// Begins a checkpoint, beside those that have begun. The first one removes the leftovers of an
-    /// interrupted one.
-    ///
-    /// # Errors
-    /// If the name is taken or too long, or the catalogue is damaged or cannot be written.
-    pub fn begin(&self, name: &str) -> Result<Writer<'_>, BeginError> {
-        let (pool, compared) = self.state.lock().begin(name)?;
-        Ok(Writer::new(self, &pool, compared, name))
     }
 
     /// The checkpoints that are stored now.
@@ -126,7 +115,7 @@ impl Store {
         state.pages.landed(id);
         if stored.is_ok() {
             state.unrecorded.push((id, pages));
-            state.catalog.view.data.insert(id, Data::new(pages, false));
+            state.catalog.view.data.insert(id, Data::plain(pages));
         } else {
             state.lost.insert(id);
             state.catalog.index.iter_mut().for_each(|index| index.forget(id));
@@ -186,11 +175,6 @@ impl Store {
         Ok(checkpoint)
     }
 
-    /// Ends a checkpoint.
-    pub(super) fn leave(&self, name: &str, stored: bool) {
-        self.state.lock().leave(name, stored);
-    }
-
     /// Warnings since the last call; each data mblock is reported once.
     pub(super) fn warnings(&self, compared: Vec<(u64, PageFlaw)>) -> Vec<Warning> {
         let State { catalog, damaged, flawed, .. } = &mut *self.state.lock();
@@ -207,7 +191,7 @@ impl Store {
 }
 
 impl State {
-    fn begin(&mut self, name: &str) -> Result<(Pool, Compared), BeginError> {
+    pub(super) fn begin(&mut self, name: &str) -> Result<(Pool, Compared), BeginError> {
         if self.names.contains(name) || self.catalog.checkpoints.iter().any(|c| c.name == name) {
             return Err(BeginError::Exists(name.into()));
         }
@@ -298,9 +282,8 @@ impl State {
     }
 
     /// Ends a checkpoint. The last one removes what those have left that were given up.
-    fn leave(&mut self, name: &str, stored: bool) {
+    pub(super) fn leave(&mut self, name: &str) {
         self.names.remove(name);
-        self.left_over |= !stored;
         if self.names.is_empty() && std::mem::take(&mut self.left_over) {
             self.pages.give_up();
             self.lost.clear();

@@ -74,7 +74,7 @@ impl View {
         let root = self.root(checkpoint).map_err(flawed)?;
         let mut map = vec![0; (checkpoint.bytes() / BLOCK as u64) as usize];
         for (number, places) in self.leaves(root.named()) {
-            let pages = map.iter_mut().skip(number * map::LEAF);
+            let pages = map.iter_mut().skip(number * LEAF);
             pages.zip(*places.map_err(flawed)?).for_each(|(to, at)| *to = at);
         }
         Ok(map)

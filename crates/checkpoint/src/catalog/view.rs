@@ -1,18 +1,12 @@
-//! Reading the checkpoints of a pool.
+//! The checkpoints of a pool: which there are, and what they need.
 
-use std::collections::{BTreeMap, HashMap};
-use std::io;
+use std::collections::BTreeMap;
 
-use mpool::{Advice, BLOCK, MapError, Mcache, Pool, Temperature};
+use mpool::Pool;
 
-use super::attached::Attached;
-use super::compressed::{DataMblock, Reader};
-use super::list::Data;
-use super::map::LEAF;
+use super::compressed::DataMblock;
+use super::list::{Attached, Data};
 use super::{CatalogDamage, Checkpoint, FindError, Flaw, PageFlaw, ReadError, Warning};
-
-/// Pages given to the caller of [`View::each_run`] at a time, at most.
-const RUN: usize = 256;
 
 /// The checkpoints of a pool, to be read.
 #[derive(Clone)]
@@ -52,60 +46,12 @@ impl View {
     }
 
     /// The error of a checkpoint that cannot be read.
-    pub(super) fn damaged(&self, name: &str, source: Flaw) -> ReadError {
-        ReadError::Damaged { name: name.into(), pool: self.pool.props().name, source }
-    }
-
-    /// Calls `each` for every run of pages of a checkpoint, ascending, with its offset in bytes and
-    /// its contents. Between the runs are zeros. The pages come from one mcache map of all data
-    /// mblocks that the checkpoint needs.
-    ///
-    /// # Errors
-    /// If the checkpoint cannot be read, or `each` fails.
-    pub fn each_run(
-        &self,
-        cache: &Mcache,
-        checkpoint: &Checkpoint,
-        mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
-    ) -> Result<(), ReadError> {
-        let flawed = |flaw: Flaw| self.damaged(&checkpoint.name, flaw);
-        let unreadable = |error: MapError| flawed(error.into());
-        let root = self.root(checkpoint).map_err(flawed)?;
-        let (compressed, ids): (Vec<u64>, Vec<u64>) =
-            root.data().of(&self.data).partition(|id| self.data.get(id).is_some_and(|data| data.compressed));
-        let open = |id: u64| Ok((id, self.data_mblock(id)?));
-        let compressed: HashMap<u64, DataMblock> =
-            compressed.into_iter().map(open).collect::<Result<_, Flaw>>().map_err(flawed)?;
-        let map = (!ids.is_empty()).then(|| cache.map(&self.pool, &ids, Temperature::Cold));
-        let map = map.transpose().map_err(unreadable)?;
-        map.iter().try_for_each(|map| map.advise(0, 0, 0, Advice::Sequential))?;
-        let (mut reader, mut decoded) = (Reader::default(), vec![0; RUN * BLOCK]);
-        for (number, places) in self.leaves(root.named()) {
-            let places = places.map_err(flawed)?;
-            let mut page = 0;
-            while page < LEAF {
-                let at = places[page];
-                if at == 0 {
-                    page += 1;
-                    continue;
-                }
-                // Pages with consecutive places are one run.
-                let run =
-                    (1..RUN).take_while(|&i| places.get(page + i) == Some(&at.wrapping_add(i as u64))).count() + 1;
-                let bytes = if let Some(mblock) = compressed.get(&(at >> 16)) {
-                    let bytes = &mut decoded[..run * BLOCK];
-                    mblock.read(at & 0xFFFF, bytes, &mut reader).map_err(|flaw| flawed(flaw.into()))?;
-                    &*bytes
-                } else if let (Some(map), Ok(index)) = (&map, ids.binary_search(&(at >> 16))) {
-                    map.get(index, (at & 0xFFFF) * BLOCK as u64, run * BLOCK).map_err(unreadable)?
-                } else {
-                    return Err(flawed(Flaw::NoPage { page: at & 0xFFFF, mblock: at >> 16 }));
-                };
-                each(((number * LEAF + page) * BLOCK) as u64, bytes)?;
-                page += run;
-            }
+    pub(super) fn damaged(&self, name: &str, flaw: Flaw) -> ReadError {
+        let (name, pool) = (name.into(), self.pool.props().name);
+        match flaw {
+            Flaw::Claim(source) => ReadError::Claim { name, pool, source },
+            source => ReadError::Damaged { name, pool, source },
         }
-        Ok(())
     }
 
     /// Opens a data mblock.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mpool::{BLOCK, Pool};
+use mpool::BLOCK;
 
 use super::index::Index;
 use super::index::Known;
@@ -11,7 +11,7 @@ use super::list::{Entry, count, replace};
 use super::map::{Changes, Root};
 use super::pages::{Compared, InPool, Pages};
 use super::store::{Place, Store};
-use super::{Catalog, Checkpoint, ReadError, StoreError, View, Warning};
+use super::{BeginError, Catalog, Checkpoint, ReadError, StoreError, View, Warning};
 
 /// Data mblocks that may be missing from the index when a checkpoint ends: the next one reads their
 /// hashes, which takes less than writing them to the index.
@@ -67,10 +67,16 @@ impl Catalog {
     }
 }
 
-impl<'a> Writer<'a> {
-    pub(super) fn new(store: &'a Store, pool: &Pool, compared: Compared, name: &str) -> Self {
-        Self {
-            store,
+impl Store {
+    /// Begins a checkpoint, beside those that have begun. The first one removes the leftovers of an
+    /// interrupted one.
+    ///
+    /// # Errors
+    /// If the name is taken or too long, or the catalogue is damaged or cannot be written.
+    pub fn begin(&self, name: &str) -> Result<Writer<'_>, BeginError> {
+        let (pool, compared) = self.state.lock().begin(name)?;
+        Ok(Writer {
+            store: self,
             name: name.into(),
             seed: u64::from_le_bytes(pool.props().uuid[..8].try_into().unwrap_or_default()),
             base: Root::default(),
@@ -81,9 +87,11 @@ impl<'a> Writer<'a> {
             new_pages: 0,
             beside: None,
             stored: false,
-        }
+        })
     }
+}
 
+impl Writer<'_> {
     /// Sets the number of pages. All are zeros until they are stored.
     pub fn set_pages(&mut self, pages: usize) {
         (self.base, self.changes) = (Root::default(), Changes::new(pages));
@@ -219,7 +227,9 @@ impl<'a> Writer<'a> {
 
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
-        self.store.leave(&self.name, self.stored);
+        let mut state = self.store.state.lock();
+        state.left_over |= !self.stored;
+        state.leave(&self.name);
     }
 }
 

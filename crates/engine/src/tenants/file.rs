@@ -2,11 +2,12 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::fs::OFlags;
+use claims::ClaimError;
+use rustix::fs::{CWD, Mode, OFlags};
 
 /// Most bytes of a file: the XML of a guest with hundreds of devices is shorter.
 const MOST: u64 = 1 << 20;
@@ -42,22 +43,23 @@ pub(super) fn read(path: &Path) -> Result<String, FileError> {
 /// or later: they can keep an old one, and neither change one nor make one.
 pub(super) fn read_since(path: &Path, since: Option<SystemTime>) -> Result<String, FileError> {
     let cannot = |source| FileError::io(path, source);
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path).map_err(cannot)?;
+    let file = match claims::open_at(CWD, path, OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(ClaimError::Kind(_)) => return Err(FileError::Writable { path: path.into() }),
+        file => file.map_err(|e| cannot(e.into()))?,
+    };
     let meta = file.metadata().map_err(cannot)?;
     let directory = path.parent().map(|directory| directory.metadata()).transpose().map_err(cannot)?;
     let is_new = || since.is_some_and(|since| meta.modified().is_ok_and(|written| written >= since));
     let may_be_there = directory.is_some_and(|directory| is_trusted(&directory)) || is_new();
-    if !meta.is_file() || !is_trusted(&meta) || !may_be_there {
+    if !is_trusted(&meta) || !may_be_there {
         return Err(FileError::Writable { path: path.into() });
     }
-    let mut bytes = Vec::new();
-    file.take(MOST + 1).read_to_end(&mut bytes).map_err(cannot)?;
     let no_text = || FileError::NoText { path: path.into() };
-    if bytes.len() as u64 > MOST || bytes.contains(&0) {
-        return Err(no_text());
+    match claims::up_to(file, MOST) {
+        Ok(bytes) if !bytes.contains(&0) => String::from_utf8(bytes).map_err(|_| no_text()),
+        Ok(_) | Err(ClaimError::Long { .. }) => Err(no_text()),
+        Err(error) => Err(cannot(error.into())),
     }
-    String::from_utf8(bytes).map_err(|_| no_text())
 }
 
 /// A file of `/proc`. What is no text in it is replaced, and matches nothing.

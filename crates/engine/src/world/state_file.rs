@@ -9,6 +9,8 @@ use wire::SegmentId;
 
 /// Name of the state file in the daemon's directory.
 pub(crate) const STATE_FILE: &str = "segments";
+/// Bytes of it, at most: 400,000 segments, which hold more than any host has.
+const MOST: u64 = 16 << 20;
 
 /// The segments that daemons of this directory have made: one `INODE DOMAIN` a line.
 pub(crate) struct StateFile {
@@ -22,13 +24,14 @@ pub(crate) struct StateFile {
 impl StateFile {
     pub(crate) fn load(directory: &Path) -> std::io::Result<Self> {
         let path = directory.join(STATE_FILE);
-        let text = match std::fs::read_to_string(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            other => other?,
+        let bytes = match claims::read(&path, MOST).map_err(std::io::Error::from) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            read => read?,
         };
-        // A line that is no segment is dropped: at worst a segment is not taken back.
-        let known: BTreeMap<_, _> = text
-            .lines()
+        // A line that is no segment, or no text, is dropped: at worst a segment is not taken back.
+        let known: BTreeMap<_, _> = bytes
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| std::str::from_utf8(line).ok())
             .filter_map(|line| line.split_once(' '))
             .filter_map(|(inode, domain)| Some((inode.parse().ok()?, domain.to_string())))
             .collect();
@@ -107,9 +110,21 @@ mod tests {
     #[test]
     fn a_damaged_state_file_loses_only_the_damaged_lines() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join(STATE_FILE), "7 a\nnonsense\n-1 b\n8 c\n").unwrap();
+        std::fs::write(directory.path().join(STATE_FILE), b"7 a\nnonsense\n-1 b\n9 \xff\n8 c\n").unwrap();
         let state = StateFile::load(directory.path()).unwrap();
         assert!(state.knows(7, "a") && state.knows(8, "c"));
         assert_eq!(state.known.len(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_a_state_file_is_neither_waited_for_nor_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(STATE_FILE);
+        let refused = || StateFile::load(directory.path()).map(drop).unwrap_err().to_string();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(refused().contains("it is a FIFO, and a regular file is needed; put one in its place"));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(refused().contains("it has 16777217 bytes, and at most 16777216 are read"));
     }
 }

@@ -1,14 +1,14 @@
 //! The storage interface on the file system.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::medium::{Medium, MediumFile, Open, ReadPiece, Room, Storage};
@@ -62,6 +62,14 @@ struct DiskDirectory {
     locked_by: AtomicU32,
 }
 
+impl DiskDirectory {
+    /// Opens a file of this directory: a regular one, and not one elsewhere that a link names.
+    fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok(claims::open_at(&self.handle, Path::new(name), flags | OFlags::NOFOLLOW, mode)?)
+    }
+}
+
 impl Drop for DiskDirectory {
     fn drop(&mut self) {
         // A child that another thread makes has the descriptor until it runs its program: closing
@@ -78,22 +86,17 @@ impl Medium for DiskDirectory {
     }
 
     fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
-        let path = self.path.join(name);
-        let open = |direct: bool| {
-            let flags = if direct { OFlags::DIRECT.bits() as i32 } else { 0 };
-            let mut options = OpenOptions::new();
-            options.read(true).write(!how.read_only).create(how.create).mode(0o600).custom_flags(flags);
-            options.open(&path)
-        };
+        let mut flags = if how.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        flags.set(OFlags::CREATE, how.create);
         if how.direct {
             // A file system without direct I/O refuses it when opening (EINVAL).
-            match open(true) {
+            match self.open_file(name, flags | OFlags::DIRECT) {
                 Ok(file) => return Ok(Arc::new(DiskFile::new(file, true))),
                 Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
                 Err(e) => return Err(e),
             }
         }
-        Ok(Arc::new(DiskFile::new(open(false)?, false)))
+        Ok(Arc::new(DiskFile::new(self.open_file(name, flags)?, false)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -156,14 +159,14 @@ impl Medium for DiskDirectory {
     fn leases(&self) -> io::Result<Vec<Vec<u8>>> {
         let mut all = Vec::new();
         for name in self.list()?.iter().filter(|name| name.starts_with(LEASE)) {
-            let mut file = File::open(self.path.join(name))?;
+            let file = self.open_file(name, OFlags::RDONLY)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // One that stays counts no more than before.
                 Ok(()) => drop(self.remove(name)),
                 Err(Errno::WOULDBLOCK) => {
-                    let mut bytes = Vec::new();
-                    file.read_to_end(&mut bytes)?;
-                    all.push(bytes);
+                    let len = file.metadata()?.len();
+                    claims::memory(len)?;
+                    all.push(claims::exactly(file, len, len)?);
                 }
                 Err(errno) => return Err(errno.into()),
             }

@@ -403,6 +403,7 @@ impl Mblock {
         {
             return Err(self.info.cut_off().into());
         }
+        claims::memory(blocks * 4).during("reading the checksums of", object)?;
         let mut bytes = AlignedBuf::zeroed(blocks as usize * 4);
         let at = self.info.record.offset + blocks * BLOCK as u64;
         if !bytes.is_empty() {

@@ -129,8 +129,8 @@ impl Leased {
     ///
     /// `Io`, if it is none, or a class is not where it was; those of [`Pool::open`] about keys.
     pub fn open(lease: &File) -> Result<Self, PoolError> {
-        let read = || {
-            let mut bytes = vec![0; lease.metadata()?.len() as usize];
+        let read = || -> io::Result<Vec<u8>> {
+            let mut bytes = claims::zeroed(lease.metadata()?.len())?;
             lease.read_exact_at(&mut bytes, 0)?;
             Ok(bytes)
         };

@@ -25,7 +25,7 @@ pub(crate) struct Args {
 
 /// Opens a recording, and says what is wrong with it.
 pub(crate) fn open(path: &Path) -> Result<Recording> {
-    let file = std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let file = claims::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let recording = Recording::open(file).with_context(|| path.display().to_string())?;
     for damage in &recording.damage {
         output::note!(

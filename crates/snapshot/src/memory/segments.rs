@@ -74,7 +74,9 @@ impl Segments {
     /// # Errors
     /// If a page cannot be read, or there is no memory.
     pub fn of(image: &Image, name: &str) -> Result<Self, SegmentsError> {
-        let plan = Plan::new(image.pages() as u32, |page| image.place(page.into()).map(Into::into));
+        let too_many = |_| SegmentsError::Memory(io::ErrorKind::FileTooLarge.into());
+        let pages = u32::try_from(image.pages()).map_err(too_many)?;
+        let plan = Plan::new(pages, |page| image.place(page.into()).map(Into::into));
         allow_files(plan.segments().into());
         let bytes = wire::encode_parts(plan.parts());
         // One of another version may plan otherwise.

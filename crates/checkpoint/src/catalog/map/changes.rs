@@ -1,6 +1,7 @@
 //! What a checkpoint has found of the places of its pages, before its map is written.
 
-use super::{LEAF, Places};
+use super::Places;
+use crate::catalog::LEAF;
 
 /// The place of a page that has not changed. No page has it: data mblocks have 8192 pages.
 const UNCHANGED: u64 = u64::MAX;

@@ -7,8 +7,8 @@ use mpool::{BLOCK, MblockWriter};
 
 use super::super::classes::{Holds, allocate};
 use super::super::list::{Ids, Needs};
-use super::super::{StoreError, View};
-use super::{Changes, Entry, LEAF, Leaf, MOST, Root};
+use super::super::{LEAF, StoreError, View};
+use super::{Changes, Entry, Leaf, MOST, Root};
 
 /// A map that was written, but not committed.
 pub(in super::super) struct NewMap {

@@ -137,7 +137,7 @@ enum Older {
     Gone(String),
     DataGone(Vec<u64>),
     Index(Vec<Run>, u64),
-    Attached(u64, attached::Attached),
+    Attached(u64, list::Attached),
 }
 
 #[test]

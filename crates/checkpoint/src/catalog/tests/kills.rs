@@ -7,7 +7,6 @@ use std::sync::Arc;
 use mpool::OpenOptions;
 
 use super::leaves::try_go_on;
-use super::map::LEAF;
 use super::medium::Memory;
 use super::scale::{counted, recorded};
 use super::*;

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
 
-use super::map::LEAF;
 use super::scale::{counted, recorded};
 use super::*;
 

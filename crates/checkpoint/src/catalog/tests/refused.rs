@@ -144,7 +144,7 @@ fn data_with_fewer_pages_than_a_map_names_are_found_out() {
     let ReadError::Damaged { source, .. } = error else { panic!("{error}") };
     assert!(matches!(source, Flaw::NoPage { page: 2, mblock } if mblock == data), "{source}");
     assert_eq!(source.to_string(), format!("page 2 of data mblock {data:#x} is not there"));
-    let flaw = hashes(&pool, data, list::Data::new(2, false)).unwrap_err();
+    let flaw = hashes(&pool, data, list::Data::plain(2)).unwrap_err();
     assert!(matches!(flaw, PageFlaw::Length { pages: 2, .. }), "{flaw}");
     assert!(flaw.to_string().starts_with(&format!("data mblock {data:#x} has 12336 bytes, and 8224 for 2")), "{flaw}");
 }

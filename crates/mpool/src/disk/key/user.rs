@@ -1,11 +1,10 @@
 //! The user's key: from a file, or from the kernel's keyrings.
 
-use std::fs::OpenOptions;
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use claims::ClaimError;
 use zeroize::Zeroizing;
 
 use super::{KEY, Secret};
@@ -48,26 +47,28 @@ impl UserKey {
     }
 }
 
-/// Reads a file, where it is one, as far as there is room; gives its whole path.
+/// Reads a regular file as far as there is room; gives its whole path.
 fn read_file(path: &Path, bytes: &mut [u8; KEY + 1]) -> Result<(KeyPlace, usize), PoolError> {
     let open = || {
         let path = path.canonicalize()?;
-        // A pipe would be waited for.
-        let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path)?;
-        let about = file.metadata()?;
-        io::Result::Ok((path, file, about))
+        // A device is not opened, a pipe not waited for: the pool's own files may name them.
+        let file = match claims::open(&path) {
+            Err(ClaimError::Kind(_)) => None,
+            file => Some(file?),
+        };
+        io::Result::Ok((path, file))
     };
-    let (path, file, about) = open().during("opening the key", path.display())?;
+    let (path, file) = open().during("opening the key", path.display())?;
+    let Some(file) = file else { return Ok((path.into(), 0)) };
+    let mode = file.metadata().during("reading the key", path.display())?.mode();
     let mut len = 0;
-    if about.is_file() {
-        while let Some(into) = bytes.get_mut(len..).filter(|into| !into.is_empty()) {
-            match (&file).read(into).during("reading the key", path.display())? {
-                0 => break,
-                more => len += more,
-            }
+    while let Some(into) = bytes.get_mut(len..).filter(|into| !into.is_empty()) {
+        match (&file).read(into).during("reading the key", path.display())? {
+            0 => break,
+            more => len += more,
         }
     }
-    if len == KEY && about.mode() & 0o007 != 0 {
+    if len == KEY && mode & 0o007 != 0 {
         let why = "every user of this host may use it; `chmod 600` ends that";
         return Err(PoolError::UnfitKey { key: path.into(), why });
     }

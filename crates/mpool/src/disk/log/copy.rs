@@ -22,7 +22,7 @@ pub(super) struct Copy {
 impl Copy {
     fn read(file: Arc<dyn MediumFile>, place: &Place<'_>) -> Result<Self, ObjectError> {
         let len = file.len().during("looking at", place.object)?;
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        let mut bytes = claims::zeroed(len).during("reading", place.object)?;
         let bad = read_blocks(&*file, &mut bytes);
         Ok(Self { file: Some(file), bytes, bad })
     }

@@ -19,6 +19,8 @@ use crate::{Code, Coded};
 
 /// Read when no `--config` is given, if it is there.
 pub(crate) const DEFAULT_FILE: &str = "/etc/pageone/pageone.toml";
+/// Bytes of a configuration file, at most.
+const MOST: u64 = 1 << 20;
 
 /// Something wrong in a configuration file.
 #[derive(Debug, PartialEq)]
@@ -54,7 +56,7 @@ pub(crate) fn load(path: Option<&Path>) -> Result<(Config, usize)> {
         None => (Path::new(DEFAULT_FILE), false),
     };
     let wrong = |why: String| Coded(Code::Configuration, why);
-    let text = match std::fs::read_to_string(path) {
+    let text = match claims::text(path, MOST).map_err(std::io::Error::from) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
             return Ok((Config::default(), 0));
@@ -215,5 +217,7 @@ mod tests {
         let error = format!("{:#}", loaded("threads = \"two\"\n").unwrap_err());
         assert!(error.contains("line 1") && error.contains("threads"), "{error}");
         assert!(load(Some(Path::new("/nonexistent/file"))).unwrap_err().to_string().contains("/nonexistent/file"));
+        let error = load(Some(Path::new("/dev/zero"))).unwrap_err().to_string();
+        assert!(error.contains("/dev/zero: cannot be read: it is a character device"), "{error}");
     }
 }

@@ -1,0 +1,130 @@
+//! Writing an archive.
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+
+use checkpoint::{Image, ReadError};
+use mpool::{AlignedBuf, BLOCK};
+use tar::{Builder, Header};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{About, ArchiveError, FORMAT, Summed, file_name, image_error};
+use crate::qcow2;
+use crate::record::{Disk, Record};
+
+/// A checkpoint with its record, to be exported.
+pub struct Exported<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// When it was taken, seconds since 1970.
+    pub created: u64,
+    /// The process that it was taken of.
+    pub source: &'a str,
+    /// Address and length in bytes of each region.
+    pub regions: &'a [(u64, u64)],
+    /// The guest and its devices.
+    pub record: &'a Record,
+    /// Its memory.
+    pub image: &'a Image,
+}
+
+/// Writes a snapshot as an archive.
+///
+/// # Errors
+/// If memory or images cannot be read, or the stream cannot be written.
+pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> {
+    let description = &what.record.description;
+    let chains: Vec<Vec<PathBuf>> = description.disks.iter().map(chain).collect::<Result<_, ArchiveError>>()?;
+    let about = About {
+        format: FORMAT,
+        name: what.name.into(),
+        created: what.created,
+        source: what.source.into(),
+        regions: what.regions.into(),
+        description: description.clone(),
+        images: chains.iter().map(Vec::len).collect(),
+    };
+    let mut out = Out { tar: Builder::new(out), sum: Xxh3::new() };
+    let json = serde_json::to_vec_pretty(&about).map_err(io::Error::other)?;
+    out.put("snapshot.json", json.len() as u64, &json[..])?;
+    out.put("devices", what.record.stream.len() as u64, &what.record.stream[..])?;
+    let filled: Vec<u64> = what.image.filled().collect();
+    let numbers: Vec<u8> = filled.iter().flat_map(|page| page.to_le_bytes()).collect();
+    out.put("pages", numbers.len() as u64, &numbers[..])?;
+    let mut pages =
+        Pages { image: what.image, left: &filled, bytes: AlignedBuf::zeroed(BLOCK), at: BLOCK, failed: None };
+    let put = out.put("ram", (filled.len() * BLOCK) as u64, &mut pages);
+    if let Some(error) = pages.failed {
+        return Err(error.into());
+    }
+    put?;
+    for (disk, images) in chains.iter().enumerate() {
+        for (number, image) in images.iter().enumerate() {
+            let file = claims::open(image).map_err(|e| image_error(image)(e.into()))?;
+            let len = file.metadata().map_err(image_error(image))?.len();
+            out.put(&file_name(disk, number), len, file.take(len)).map_err(image_error(image))?;
+        }
+    }
+    let sum = format!("{:032x}", out.sum.digest128());
+    out.put("xxh3", sum.len() as u64, sum.as_bytes())?;
+    out.tar.into_inner()?.flush()?;
+    Ok(())
+}
+
+/// A disk's image, the one below it, and so on.
+pub(super) fn chain(disk: &Disk) -> Result<Vec<PathBuf>, ArchiveError> {
+    let mut all = vec![disk.image.clone()];
+    if disk.raw {
+        return Ok(all);
+    }
+    while let Some(below) =
+        all.last().map(|last| qcow2::backing(last).map_err(image_error(last))).transpose()?.flatten()
+    {
+        if all.contains(&below) {
+            return Err(image_error(&below)(io::Error::other("it lies below itself")));
+        }
+        all.push(below);
+    }
+    Ok(all)
+}
+
+struct Out<W: Write> {
+    tar: Builder<W>,
+    sum: Xxh3,
+}
+
+impl<W: Write> Out<W> {
+    fn put(&mut self, name: &str, len: u64, content: impl Read) -> io::Result<()> {
+        let mut header = Header::new_gnu();
+        header.set_size(len);
+        header.set_mode(0o600);
+        self.tar.append_data(&mut header, name, Summed { from: content, sum: &mut self.sum })
+    }
+}
+
+/// The pages of an image with these numbers, one behind the other.
+struct Pages<'a> {
+    image: &'a Image,
+    left: &'a [u64],
+    bytes: AlignedBuf,
+    /// What of `bytes` was given.
+    at: usize,
+    failed: Option<ReadError>,
+}
+
+impl Read for Pages<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.at == BLOCK {
+            let Some((&page, left)) = self.left.split_first() else { return Ok(0) };
+            if let Err(error) = self.image.read(page, &mut self.bytes) {
+                self.failed = Some(error);
+                return Err(io::ErrorKind::Other.into());
+            }
+            (self.left, self.at) = (left, 0);
+        }
+        let len = into.len().min(BLOCK - self.at);
+        into[..len].copy_from_slice(&self.bytes[self.at..self.at + len]);
+        self.at += len;
+        Ok(len)
+    }
+}

@@ -1,0 +1,174 @@
+//! Snapshots as archives, also of somebody who lies.
+
+use std::io::Cursor;
+
+use checkpoint::{Catalog, Store, hash};
+use mpool::{BLOCK, Pool};
+
+use super::export::chain;
+use super::*;
+use crate::facts::Facts;
+use crate::qcow2;
+use crate::record::{Disk, Record};
+
+/// A guest can write anything into a raw disk, also the header of an image above a file of the
+/// host's.
+#[test]
+fn the_bytes_of_a_raw_image_are_never_taken_for_a_header() {
+    let dir = tempfile::tempdir().unwrap();
+    let (secret, raw) = (dir.path().join("secret"), dir.path().join("disk.raw"));
+    qcow2::create(&secret, 1 << 20, None, 0o600).unwrap();
+    qcow2::create_over(&raw, &secret, false).unwrap();
+    let disk = |raw_image: bool| Disk { word: "disk".into(), image: raw.clone(), raw: raw_image };
+    assert_eq!(chain(&disk(false)).unwrap(), [raw.clone(), secret.clone()]);
+    assert_eq!(chain(&disk(true)).unwrap(), std::slice::from_ref(&raw));
+    let over = dir.path().join("over.qcow2");
+    qcow2::create_over(&over, &raw, true).unwrap();
+    let len = std::fs::metadata(&raw).unwrap().len();
+    assert_eq!(qcow2::disk_size(&over).unwrap(), len, "it shows the file, not what its header says");
+    let header = std::fs::read(&over).unwrap();
+    assert!(header[..200].windows(8).any(|bytes| bytes == b"\0\0\0\x03raw\0"), "QEMU is told so");
+}
+
+fn record(disks: Vec<Disk>) -> Record {
+    let (program, directory) = ("/q".into(), "/".into());
+    let description = Description { program, directory, words: vec!["-S".into()], facts: Facts::default(), disks };
+    Record { description, stream: b"devices".to_vec() }
+}
+
+/// The archive of a snapshot of four pages, with an image over another one.
+fn archive(directory: &Path) -> Vec<u8> {
+    let (base, over) = (directory.join("base"), directory.join("over"));
+    qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
+    qcow2::create_over(&over, &base, false).unwrap();
+    let record = record(vec![Disk { word: "over".into(), image: over, raw: false }]);
+    let pool = Pool::create(&directory.join("from"), "from").unwrap();
+    let store = Store::new(Catalog::open(&pool).unwrap());
+    let mut writer = store.begin("one").unwrap();
+    writer.set_pages(4);
+    let bytes = [[1; BLOCK], [2; BLOCK]].concat();
+    let hashes: Vec<_> = bytes.chunks(BLOCK).map(|page| hash(page, writer.seed())).collect();
+    writer.put(&[0, 3], &bytes, &hashes).unwrap();
+    writer.keep_beside(record.encode());
+    let regions = vec![(0, 4 * BLOCK as u64)];
+    writer.commit("q 1".into(), regions.clone()).unwrap();
+    let view = store.view();
+    let image = view.image(view.find("one").unwrap()).unwrap();
+    let mut out = Vec::new();
+    let what = Exported { name: "one", created: 1, source: "q 1", regions: &regions, record: &record, image: &image };
+    export(&what, &mut out).unwrap();
+    out
+}
+
+/// A pool and a directory for images into which archives are read.
+struct Place {
+    directory: tempfile::TempDir,
+    store: Store,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = Pool::create(&directory.path().join("pool"), "to").unwrap();
+        std::fs::create_dir(directory.path().join("disks")).unwrap();
+        Self { directory, store: Store::new(Catalog::open(&pool).unwrap()) }
+    }
+
+    fn import(&self, from: impl Read) -> Result<About, ArchiveError> {
+        import(from, &self.store, None, Some(&self.directory.path().join("disks")))
+    }
+
+    /// Why an archive is refused. Nothing of it is left.
+    fn refuses(&self, from: impl Read) -> String {
+        let error = self.import(from).map(drop).unwrap_err().to_string();
+        assert!(self.store.view().checkpoints().is_empty(), "{error}");
+        assert_eq!(std::fs::read_dir(self.directory.path().join("disks")).unwrap().count(), 0, "{error}");
+        error
+    }
+}
+
+/// An entry whose header announces `len` bytes.
+fn entry(name: &str, kind: u8, len: u64, content: &[u8]) -> Vec<u8> {
+    let mut header = tar::Header::new_gnu();
+    header.set_path(name).unwrap();
+    header.set_entry_type(tar::EntryType::new(kind));
+    header.set_size(len);
+    header.set_cksum();
+    let mut bytes = [&header.as_bytes()[..], content].concat();
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+fn plain(name: &str, content: &[u8]) -> Vec<u8> {
+    entry(name, b'0', content.len() as u64, content)
+}
+
+/// The description of a guest with this much memory.
+fn about(bytes: u64) -> Vec<u8> {
+    let description = record(Vec::new()).description;
+    let (name, source) = ("one".into(), "q 1".into());
+    let about = About { format: FORMAT, name, created: 1, source, regions: vec![(0, bytes)], description, images: vec![] };
+    plain("snapshot.json", &serde_json::to_vec(&about).unwrap())
+}
+
+#[test]
+fn a_snapshot_comes_back_with_its_memory_and_its_images() {
+    let (from, to) = (tempfile::tempdir().unwrap(), Place::new());
+    let about = to.import(&archive(from.path())[..]).unwrap();
+    let view = to.store.view();
+    let image = view.image(view.find("one").unwrap()).unwrap();
+    assert_eq!(image.filled().collect::<Vec<_>>(), [0, 3]);
+    let disk = &about.description.disks[0];
+    let below = to.directory.path().join("disks/one.disk-0-1");
+    assert_eq!(qcow2::backing(&disk.image).unwrap(), Some(below));
+    assert_eq!(qcow2::disk_size(&disk.image).unwrap(), 1 << 20);
+}
+
+#[test]
+fn an_archive_that_is_cut_short_anywhere_leaves_nothing_and_says_where_it_ends() {
+    let (from, to) = (tempfile::tempdir().unwrap(), Place::new());
+    let whole = archive(from.path());
+    for len in (0..whole.len() - 1024).step_by(1000) {
+        let error = to.refuses(&whole[..len]);
+        assert!(!error.contains("fill whole buffer"), "{len}: {error}");
+        let expected = if len < 2048 { "this is no archive of" } else { "the archive is damaged: " };
+        assert!(error.starts_with(expected) || len < 4096, "{len}: {error}");
+    }
+    let ram = whole.windows(4).position(|word| word == b"ram\0").unwrap();
+    assert!(to.refuses(&whole[..ram + 1024]).contains("it ends too early, in ram. Nothing was stored"));
+}
+
+/// Names of any length, attributes and holes are said by entries before or inside of others.
+#[test]
+fn an_entry_that_speaks_of_another_one_is_refused_unread() {
+    let to = Place::new();
+    for (name, kind) in [("././@LongLink", b'L'), ("snapshot.json", b'x'), ("snapshot.json", b'S'), ("pax", b'g')] {
+        let mut lie = Cursor::new(entry(name, kind, 4 << 30, b"")).chain(std::io::repeat(b'a').take(4 << 30));
+        let error = to.refuses(&mut lie);
+        assert!(error.contains("in the place of the plain file snapshot.json"), "{error}");
+        let (_, rest) = lie.into_inner();
+        assert_eq!(rest.limit(), 4 << 30, "{name} was read");
+    }
+    let sparse = [about(8192), entry("devices", b'S', 1 << 50, b"")].concat();
+    assert!(to.refuses(&sparse[..]).contains("of kind 'S' in the place of the plain file devices"));
+}
+
+#[test]
+fn a_length_that_cannot_be_is_refused_before_anything_is_read() {
+    let to = Place::new();
+    let error = to.refuses(&entry("snapshot.json", b'0', 1 << 40, b"{}")[..]);
+    assert!(error.contains("it has 1099511627776 bytes, and at most 16777216 are read"), "{error}");
+    let before = [about(8192), plain("devices", b"")].concat();
+    for (more, why) in [
+        (entry("pages", b'0', 24, &[0; 24]), "it has 24 bytes, and at most 16 are read"),
+        (plain("pages", &2_u64.to_le_bytes()), "it has pages that the guest has not"),
+        ([plain("pages", &[0; 8]), entry("ram", b'0', 1 << 50, b"")].concat(), "lists 1 pages, and 1125899906842624"),
+    ] {
+        let error = to.refuses(&[&before[..], &more].concat()[..]);
+        assert!(error.contains(why), "{error}");
+    }
+    // Memory that no guest has.
+    for bytes in [1 << 44, u64::MAX & !4095, 4097] {
+        assert!(to.refuses(&about(bytes)[..]).contains("its regions cannot be"), "{bytes}");
+    }
+}

@@ -46,6 +46,7 @@ use std::ops::Deref;
 use mpool::{Access, BLOCK, Mdc, Pool, ROOT_MDC};
 use serde::{Deserialize, Serialize};
 
+pub use check::Wrong;
 pub use error::{
     BeginError, CatalogDamage, FindError, Finding, Flaw, OpenError, PageFlaw, ReadError, RemoveError, RepackError,
     StoreError, Warning,

@@ -31,7 +31,7 @@ mod take;
 pub use catalog::{
     BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, Image, LeaseError, OpenError,
     PageFlaw, PutOff, ReadError, RemoveError, RepackError, Repacked, Store, StoreError, Usage, View, Warning, Writer,
-    hash, index,
+    Wrong, hash, index,
 };
 pub use restore::RestoreError;
 pub use source::{Source, SourceError};

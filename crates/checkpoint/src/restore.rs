@@ -14,14 +14,12 @@ const ZEROS: usize = 1 << 16;
 
 /// Why [`View::write_image`] failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum RestoreError {
-    /// The file cannot be written.
     #[error(transparent)]
     Write(#[from] io::Error),
-    /// There is no mcache to read the pool through.
     #[error(transparent)]
     Cache(#[from] MapError),
-    /// The checkpoint cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
 }

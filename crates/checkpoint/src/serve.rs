@@ -56,11 +56,10 @@ enum Answer {
 
 /// Why the program that has the pool did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum ServeError {
-    /// The program says why.
     #[error("{0}")]
     Failed(String),
-    /// The program has ended, or is of another version.
     #[error("the program that stores a checkpoint in this pool has ended meanwhile: try again")]
     Broken,
 }

@@ -34,11 +34,11 @@ const LOCK_LIMIT: Duration = Duration::from_secs(1);
 /// Without a daemon, the agent is at rest if this many scans in a row find the same regions; a
 /// merge window takes a millisecond. With a daemon that has frozen the process, the agent may still
 /// take back a page that the guest has freed, so two scans must agree.
-const SCANS: u32 = 4;
+pub(crate) const SCANS: u32 = 4;
 /// Time between two such scans.
 const SCAN_EVERY: Duration = Duration::from_millis(20);
 /// How long to wait for the agent to be at rest.
-const REST_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const REST_LIMIT: Duration = Duration::from_secs(10);
 /// How often reading a page is tried again that is mapped.
 const TRIES: u32 = 3;
 /// How often to check whether the regions are as before.
@@ -46,78 +46,41 @@ const SCANS_AFTER: usize = 10;
 
 /// Why a process's memory cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum SourceError {
-    /// There is no such process.
     #[error("no process {pid}")]
-    NoProcess {
-        /// The process.
-        pid: i32,
-        /// Why.
-        source: io::Error,
-    },
-    /// The page map cannot be opened.
+    NoProcess { pid: i32, source: io::Error },
     #[error("cannot look at the memory of process {pid}")]
-    Pagemap {
-        /// The process.
-        pid: i32,
-        /// Why.
-        source: io::Error,
-    },
-    /// Another checkpoint of the process is being taken.
+    Pagemap { pid: i32, source: io::Error },
     #[error("another checkpoint of process {0} is being taken; wait for its end")]
     Busy(i32),
-    /// The page map cannot be locked.
     #[error("cannot lock the page map")]
     Lock(#[source] io::Error),
-    /// The regions keep changing.
     #[error("the memory of process {0} does not come to rest; try again")]
     Restless(i32),
-    /// The mappings cannot be listed.
     #[error("cannot list the mappings of process {pid}")]
-    Mappings {
-        /// The process.
-        pid: i32,
-        /// Why.
-        source: io::Error,
-    },
-    /// The process has no memory worth storing.
+    Mappings { pid: i32, source: io::Error },
     #[error(
         "process {0} has no memory to store: no client, and no mapping of 16 MiB or more; for a guest name \
              QEMU itself, and not a script that starts it"
     )]
     Nothing(i32),
-    /// The page map cannot be scanned.
     #[error("cannot scan the page map of process {pid}")]
-    Scan {
-        /// The process.
-        pid: i32,
-        /// Why.
-        source: io::Error,
-    },
-    /// A page has failed.
+    Scan { pid: i32, source: io::Error },
     #[error(
         "process {pid} has mapped {address:#x}, and the page there cannot be read: memory of the host has failed, or the page \
          is lost in the pool that the process was started from"
     )]
-    Unreadable {
-        /// The process.
-        pid: i32,
-        /// The page's address.
-        address: usize,
-    },
-    /// The memory cannot be read.
+    Unreadable { pid: i32, address: usize },
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The process cannot be stopped.
     #[error("cannot stop the process")]
     Stop(#[source] io::Error),
-    /// The process runs on after SIGSTOP.
     #[error(
         "process {0} does not stop; one of its threads waits in the kernel (state D), for a disk say: try \
              again later"
     )]
     StillRuns(i32),
-    /// The process has ended.
     #[error("process {0} has ended")]
     Ended(i32),
 }
@@ -213,14 +176,9 @@ impl Source {
         self.tracked
     }
 
-    /// Finds the memory again, when the agent is at rest. `frozen`: the daemon has stopped its
-    /// work.
-    pub(crate) fn find_at_rest(&mut self, frozen: bool) -> Result<(), SourceError> {
-        self.find_at_rest_within(REST_LIMIT, frozen)
-    }
-
-    fn find_at_rest_within(&mut self, limit: Duration, frozen: bool) -> Result<(), SourceError> {
-        let scans = if frozen { 1 } else { SCANS };
+    /// Finds the memory again, when the agent is at rest: when this number of scans after the first
+    /// one find the same, for at most `limit`.
+    pub(crate) fn find_at_rest(&mut self, scans: u32, limit: Duration) -> Result<(), SourceError> {
         let (start, mut same) = (Instant::now(), 0);
         loop {
             let before = std::mem::take(&mut self.regions);

@@ -10,7 +10,7 @@ use dirty::{DirtyTree, NewError};
 use guard::{Guard, GuardError};
 
 use crate::catalog::{StoreError, Warning, Writer};
-use crate::source::{Source, SourceError};
+use crate::source::{REST_LIMIT, SCANS, Source, SourceError};
 
 pub use phases::Phases;
 pub use store::store_read;
@@ -106,57 +106,37 @@ impl Drop for Halted<'_> {
 
 /// Why a checkpoint was not taken.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum TakeError {
-    /// The process cannot be read or stopped.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The pool is full, or cannot be written or read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// There is no guard, or it has let the process go on.
     #[error(transparent)]
     Guard(#[from] GuardError),
-    /// There are too many pages.
     #[error("cannot make a set of pages")]
     Set(#[from] NewError),
-    /// The thread that reads the process's memory panicked.
     #[error("reading the guest's memory panicked")]
     Panicked,
-    /// The pool asked for a page that was not copied during the pause.
     #[error("page {0} was not read")]
     NotRead(u64),
-    /// The rounds do not converge.
     #[error(
         "the guest writes faster than it can be stored: {pages} pages are left after {rounds} rounds; use --max-pause {pause_ms} \
          or --stop"
     )]
-    TooFast {
-        /// Pages left.
-        pages: u64,
-        /// Rounds done.
-        rounds: usize,
-        /// A pause that is long enough, milliseconds.
-        pause_ms: u64,
-    },
-    /// The process was stopped by others and continued.
+    TooFast { pages: u64, rounds: usize, pause_ms: u64 },
     #[error("process {0} was stopped and went on meanwhile: take the checkpoint again")]
     Continued(i32),
-    /// The process has changed its mappings.
     #[error("process {0} has mapped or unmapped memory meanwhile: take the checkpoint again")]
     Remapped(i32),
-    /// The agent has changed mappings in every pause.
     #[error("the agent in process {0} is changing mappings: take the checkpoint again")]
     Agent(i32),
-    /// The agent is changing mappings of a process that is stopped for the whole time.
     #[error("the agent is changing mappings: take the checkpoint again")]
     AgentAtWork,
-    /// What is to stand still with the process does not, or does not go on.
     #[error(transparent)]
     Halt(Box<dyn std::error::Error + Send + Sync>),
-    /// The daemon cannot be asked.
     #[error(transparent)]
     Freeze(Box<dyn std::error::Error + Send + Sync>),
-    /// A daemon may have cleared the kernel's notes.
     #[error(
         "a daemon was started, or ended, meanwhile, and may have cleared notes of writes: take the checkpoint again"
     )]
@@ -200,7 +180,9 @@ pub fn take(
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Taken, TakeError> {
     // Not before the freeze: it brings the agent to rest.
-    source.find_at_rest(!source.is_tracked() || frozen.is_held())?;
+    // While the daemon has stopped its work one scan is enough.
+    let scans = if !source.is_tracked() || frozen.is_held() { 1 } else { SCANS };
+    source.find_at_rest(scans, REST_LIMIT)?;
     writer.set_pages(source.pages() as usize);
     let taken = if options.stop {
         take_stopped(options, source, halt, writer, warn)?

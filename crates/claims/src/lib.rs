@@ -99,7 +99,6 @@ fn require_regular(mode: u32) -> Result<(), ClaimError> {
 /// opening a FIFO would wait for a writer, and opening a device may do something.
 ///
 /// # Errors
-///
 /// [`ClaimError::Kind`]; those of `open(2)`.
 pub fn open(path: &Path) -> Result<File, ClaimError> {
     open_at(CWD, path, OFlags::RDONLY, Mode::empty())
@@ -108,7 +107,6 @@ pub fn open(path: &Path) -> Result<File, ClaimError> {
 /// Opens a regular file of a directory, as `openat(2)` does with these flags.
 ///
 /// # Errors
-///
 /// As [`open`].
 pub fn open_at(directory: impl AsFd, name: &Path, flags: OFlags, mode: Mode) -> Result<File, ClaimError> {
     let links = if flags.contains(OFlags::NOFOLLOW) { AtFlags::SYMLINK_NOFOLLOW } else { AtFlags::empty() };
@@ -127,7 +125,6 @@ pub fn open_at(directory: impl AsFd, name: &Path, flags: OFlags, mode: Mode) -> 
 /// All of a regular file of at most `most` bytes.
 ///
 /// # Errors
-///
 /// [`ClaimError::Long`]; those of [`open`].
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, ClaimError> {
     up_to(open(path)?, most)
@@ -136,7 +133,6 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, ClaimError> {
 /// All of a regular file of text, of at most `most` bytes.
 ///
 /// # Errors
-///
 /// [`ClaimError::Text`]; those of [`read`].
 pub fn text(path: &Path, most: u64) -> Result<String, ClaimError> {
     String::from_utf8(read(path, most)?).map_err(|_| ClaimError::Text)
@@ -145,7 +141,6 @@ pub fn text(path: &Path, most: u64) -> Result<String, ClaimError> {
 /// All that comes, which is to be at most `most` bytes.
 ///
 /// # Errors
-///
 /// [`ClaimError::Long`]; those of reading.
 pub fn up_to(from: impl Read, most: u64) -> Result<Vec<u8>, ClaimError> {
     let mut bytes = Vec::new();
@@ -157,7 +152,6 @@ pub fn up_to(from: impl Read, most: u64) -> Result<Vec<u8>, ClaimError> {
 /// As many bytes as were announced. Memory is taken as they arrive.
 ///
 /// # Errors
-///
 /// [`ClaimError::Long`]: more than `most` were announced; [`ClaimError::Short`]: fewer came; those
 /// of reading.
 pub fn exactly(from: impl Read, claimed: u64, most: u64) -> Result<Vec<u8>, ClaimError> {
@@ -173,7 +167,6 @@ pub fn exactly(from: impl Read, claimed: u64, most: u64) -> Result<Vec<u8>, Clai
 /// Holds a claim of memory against what the host has left.
 ///
 /// # Errors
-///
 /// [`ClaimError::Memory`].
 pub fn memory(claimed: u64) -> Result<(), ClaimError> {
     if claimed <= SMALL {
@@ -186,7 +179,6 @@ pub fn memory(claimed: u64) -> Result<(), ClaimError> {
 /// `count` zeros, if the host has the memory for them.
 ///
 /// # Errors
-///
 /// [`ClaimError::Memory`].
 pub fn zeroed<T: Clone + Default>(count: u64) -> Result<Vec<T>, ClaimError> {
     let claimed = count.saturating_mul(size_of::<T>() as u64);
@@ -207,7 +199,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (fifo, link) = (directory.path().join("fifo"), directory.path().join("link"));
         rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        for (path, kind) in [(&*fifo, "a FIFO"), (directory.path(), "a directory"), (Path::new("/dev/null"), "a char")] {
+        for (path, kind) in [(&*fifo, "a FIFO"), (directory.path(), "a directory"), (Path::new("/dev/null"), "a char")]
+        {
             let error = open(path).unwrap_err().to_string();
             assert!(error.starts_with(&format!("it is {kind}")) && error.contains("put one in its place"), "{error}");
         }

@@ -17,7 +17,6 @@ use crate::{Access, Allocation, BLOCK, MediaClass, OpenOptions, Pool};
 /// the same bytes.
 ///
 /// # Panics
-///
 /// When a decoder is at fault.
 pub fn decode_all(bytes: &[u8]) {
     let _ = Superblock::decode(bytes);
@@ -87,7 +86,6 @@ pub(crate) fn closed_log(generation: u64, payloads: &[&[u8]]) -> Vec<u8> {
 /// frames that are whole: only their contents can be wrong.
 ///
 /// # Panics
-///
 /// When the file cannot be written.
 pub fn write_metadata(directory: &Path, payloads: &[&[u8]]) {
     use crate::disk::record::LogRecord;

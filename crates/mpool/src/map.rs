@@ -64,7 +64,6 @@ impl Mcache {
     /// evicting costs it more.
     ///
     /// # Errors
-    ///
     /// `Empty`; `NotFound`, `NoClass`; `Damaged`: the data file is too short; `Io`: no memory,
     /// descriptor or mapping is left.
     pub fn map(&self, pool: &Pool, ids: &[u64], temperature: Temperature) -> Result<McacheMap, MapError> {
@@ -75,7 +74,6 @@ impl Mcache {
     /// asking: uses show in the page tables ([`crate::Settings::watch`]).
     ///
     /// # Errors
-    ///
     /// Those of [`Mcache::map`].
     pub fn map_touched(&self, pool: &Pool, ids: &[u64], temperature: Temperature) -> Result<McacheMap, MapError> {
         self.map_backed(pool, ids, temperature, Backing::Memfd)
@@ -171,7 +169,6 @@ impl McacheMap {
     /// read it; where that matters, ask first: [`McacheMap::get`].
     ///
     /// # Panics
-    ///
     /// When there is no such position.
     pub fn mblock(&self, index: usize) -> &[u8] {
         let placed = &self.inner.placed[index];
@@ -181,7 +178,6 @@ impl McacheMap {
     /// Bytes of an mblock, loaded first where need be.
     ///
     /// # Errors
-    ///
     /// `Outside`; `Damaged`, `Io`.
     #[inline]
     pub fn get(&self, index: usize, offset: u64, len: usize) -> Result<&[u8], MapError> {
@@ -221,7 +217,6 @@ impl McacheMap {
     /// adds them to `out`. The last page of an mblock ends with zeros.
     ///
     /// # Errors
-    ///
     /// `Outside`; `Damaged`, `Io`.
     pub fn get_pages<'a>(&'a self, index: usize, pages: &[usize], out: &mut Vec<&'a [u8]>) -> Result<(), MapError> {
         let placed = self.placed(index, 0, 0)?;
@@ -247,7 +242,6 @@ impl McacheMap {
     /// `WillNeed` and `DontNeed` for `len` bytes from `offset` of an mblock on.
     ///
     /// # Errors
-    ///
     /// `Outside`; for `WillNeed` those of [`McacheMap::get`].
     pub fn advise(&self, index: usize, offset: u64, len: u64, advice: Advice) -> Result<(), MapError> {
         let placed = self.placed(index, offset, len)?;

@@ -19,14 +19,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::disk::file_system::Disk;
 use crate::disk::key::{self, Keys, UserKey};
-use crate::disk::medium::{Medium, Room, Storage};
+use crate::disk::log::Reserve;
+use crate::disk::medium::{Access, Medium, Room, Storage};
 use crate::disk::record::Record;
 use crate::disk::sealed::over;
 use crate::disk::superblock::{ENCRYPTED_VERSION, FORMAT_VERSION, Opening, State, Superblock};
 use crate::error::{During, PoolError};
 use crate::finding::Finding;
 use crate::objects::class::ClassUsage;
-use crate::objects::inner::{Access, Inner};
+use crate::objects::inner::Inner;
 use crate::objects::log_files::create_root;
 use crate::objects::meta::Journal;
 use crate::{KeyPlace, MediaClass};
@@ -98,7 +99,6 @@ impl Pool {
     /// Makes a pool with its capacity class in `path`, which is made if need be, and opens it.
     ///
     /// # Errors
-    ///
     /// `Exists`, `Occupied`, `Busy`, `Name`, `Io`.
     pub fn create(path: &Path, name: &str) -> Result<Self, PoolError> {
         Self::create_on(Arc::new(Disk), path, name)
@@ -108,18 +108,12 @@ impl Pool {
     /// are, and finds them there whenever it is opened.
     ///
     /// # Errors
-    ///
     /// Those of [`Pool::create`]; `UnfitKey`, `KernelKey`.
     pub fn create_encrypted(path: &Path, name: &str, key: impl Into<KeyPlace>) -> Result<Self, PoolError> {
         Self::create_encrypted_on(Arc::new(Disk), path, name, key)
     }
 
-    /// Creates a pool as [`Pool::create_encrypted`] does, on the given storage.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Pool::create_encrypted`].
-    pub fn create_encrypted_on(
+    pub(crate) fn create_encrypted_on(
         storage: Arc<dyn Storage>,
         path: &Path,
         name: &str,
@@ -134,18 +128,12 @@ impl Pool {
     /// one before must be where it was.
     ///
     /// # Errors
-    ///
     /// `NotEncrypted`; those of [`Pool::open`].
     pub fn set_key(path: &Path, key: impl Into<KeyPlace>) -> Result<(), PoolError> {
         Self::set_key_on(&Disk, path, key)
     }
 
-    /// Sets the key as [`Pool::set_key`] does, on the given storage.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Pool::set_key`].
-    pub fn set_key_on(storage: &dyn Storage, path: &Path, key: impl Into<KeyPlace>) -> Result<(), PoolError> {
+    pub(crate) fn set_key_on(storage: &dyn Storage, path: &Path, key: impl Into<KeyPlace>) -> Result<(), PoolError> {
         let key = UserKey::read(&key.into())?;
         let medium = locked(storage, path)?;
         let path = medium.path().to_owned();
@@ -159,7 +147,6 @@ impl Pool {
     /// Creates a pool as [`Pool::create`] does, on the given storage.
     ///
     /// # Errors
-    ///
     /// Those of [`Pool::create`].
     pub fn create_on(storage: Arc<dyn Storage>, path: &Path, name: &str) -> Result<Self, PoolError> {
         Self::create_with(storage, path, name, None)
@@ -172,7 +159,7 @@ impl Pool {
         key: Option<&UserKey>,
     ) -> Result<Self, PoolError> {
         registry::check_name(name)?;
-        let medium = storage.directory(path, true).during("making", path.display())?;
+        let medium = storage.make_directory(path).during("making", path.display())?;
         let path = medium.path().to_owned();
         let is_free = || match read_superblock(&*medium)? {
             Some(_) => Err(PoolError::Exists(path.clone())),
@@ -180,7 +167,7 @@ impl Pool {
         };
         is_free()?;
         // Two programs may create a pool in the same directory: the lock decides.
-        if !medium.lock(true).during("locking", path.display())? {
+        if !medium.lock(Access::Exclusive).during("locking", path.display())? {
             return Err(PoolError::Busy(path));
         }
         is_free()?;
@@ -205,12 +192,11 @@ impl Pool {
     /// Gives the pool another name.
     ///
     /// # Errors
-    ///
     /// `Name`, `ReadOnly`, `Failed`, `Io`.
     pub fn rename(&self, name: &str) -> Result<(), PoolError> {
         registry::check_name(name)?;
         self.inner.check_writable()?;
-        Ok(self.inner.commit(vec![Record::Name(name.into())], false)?)
+        Ok(self.inner.commit(vec![Record::Name(name.into())], Reserve::Keep)?)
     }
 
     /// Its properties.
@@ -234,7 +220,6 @@ impl Pool {
     /// Its contents.
     ///
     /// # Errors
-    ///
     /// `Io`.
     pub fn usage(&self) -> Result<Usage, PoolError> {
         let meta = self.inner.meta();
@@ -265,7 +250,7 @@ impl Pool {
         let (mlogs, mdcs) = (meta.tables.mlogs.len() as u64, meta.tables.mdcs.len() as u64);
         drop(meta);
         let journal = self.inner.journal();
-        Ok(Usage { classes, mlogs, mdcs, metadata_bytes: journal.len(), metadata_used: journal.used()? })
+        Ok(Usage { classes, mlogs, mdcs, metadata_bytes: journal.pair.content(), metadata_used: journal.pair.used()? })
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) use self::bytes::Random;
 use self::bytes::{Bytes, Op};
 pub(crate) use self::damage::Wrong;
 use crate::BLOCK;
-use crate::disk::medium::{Medium, MediumFile, Open, Room, Storage};
+use crate::disk::medium::{Access, Medium, MediumFile, Open, Room, Storage};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,25 +197,27 @@ impl Directory {
 }
 
 impl Storage for Sim {
-    fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
-        let mut world = self.world();
-        let there = world.directories.get(path).is_some_and(|directory| directory.there);
-        if !there && !create {
+    fn directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        if !self.world().directories.get(path).is_some_and(|directory| directory.there) {
             return Err(ErrorKind::NotFound.into());
         }
-        if !there {
+        Ok(Arc::new(SimDirectory { sim: self.clone(), path: path.into(), locked: Mutex::new(None) }))
+    }
+
+    fn make_directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        let mut world = self.world();
+        if !world.directories.get(path).is_some_and(|directory| directory.there) {
             world.step(true)?;
             world.next += 1;
             let identity = world.next;
             let directory = Directory { identity, there: true, ..Directory::default() };
             world.directories.insert(path.into(), directory);
         }
-        if create {
-            // As on the file system: the name is synced also where it was there.
-            world.step(false)?;
-            world.directories.get_mut(path).into_iter().for_each(|directory| directory.durable_there = true);
-        }
-        Ok(Arc::new(SimDirectory { sim: self.clone(), path: path.into(), locked: Mutex::new(None) }))
+        // As on the file system: the name is synced also where it was there.
+        world.step(false)?;
+        world.directories.get_mut(path).into_iter().for_each(|directory| directory.durable_there = true);
+        drop(world);
+        self.directory(path)
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
@@ -232,15 +234,15 @@ impl Storage for Sim {
 struct SimDirectory {
     sim: Sim,
     path: PathBuf,
-    locked: Mutex<Option<bool>>,
+    locked: Mutex<Option<Access>>,
 }
 
 impl Drop for SimDirectory {
     fn drop(&mut self) {
-        let Some(exclusive) = *self.locked.lock().unwrap() else { return };
-        self.with(|directory| {
-            directory.exclusive &= !exclusive;
-            directory.shared -= usize::from(!exclusive);
+        let Some(access) = *self.locked.lock().unwrap() else { return };
+        self.with(|directory| match access {
+            Access::Exclusive => directory.exclusive = false,
+            Access::Shared => directory.shared -= 1,
         });
     }
 }
@@ -298,17 +300,21 @@ impl Medium for SimDirectory {
         Ok(())
     }
 
-    fn lock(&self, exclusive: bool) -> io::Result<bool> {
-        let free = self.with(|directory| {
-            let free = !directory.exclusive && (!exclusive || directory.shared == 0);
-            if free {
-                directory.exclusive |= exclusive;
-                directory.shared += usize::from(!exclusive);
+    fn lock(&self, access: Access) -> io::Result<bool> {
+        let free = self.with(|directory| match access {
+            _ if directory.exclusive => false,
+            Access::Exclusive if directory.shared > 0 => false,
+            Access::Exclusive => {
+                directory.exclusive = true;
+                true
             }
-            free
+            Access::Shared => {
+                directory.shared += 1;
+                true
+            }
         });
         if free {
-            *self.locked.lock().unwrap() = Some(exclusive);
+            *self.locked.lock().unwrap() = Some(access);
         }
         Ok(free)
     }

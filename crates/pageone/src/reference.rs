@@ -8,7 +8,6 @@ mod configuration;
 mod errors;
 mod links;
 mod metrics;
-mod mpool_c;
 
 use std::path::{Path, PathBuf};
 
@@ -67,11 +66,6 @@ fn the_page_of_metrics_is_current() {
 #[test]
 fn the_page_of_errors_is_current() {
     compare("errors.md", &errors::page());
-}
-
-#[test]
-fn the_page_for_users_of_mpool_in_c_leaves_no_function_out_and_names_what_exists() {
-    mpool_c::check(&std::fs::read_to_string(root().join("docs/reference/mpool-c.md")).unwrap());
 }
 
 #[test]

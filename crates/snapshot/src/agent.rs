@@ -29,19 +29,12 @@ const BEGIN: u8 = 0xff;
 
 /// Why the agent does not do what it is asked.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum AgentError {
-    /// It cannot be asked, or does not answer in time.
     #[error("the guest's agent does not answer: {0}")]
     Io(#[from] io::Error),
-    /// It refuses.
     #[error("the guest's agent refuses {command}: {why}")]
-    Refused {
-        /// What.
-        command: &'static str,
-        /// Its words.
-        why: String,
-    },
-    /// QEMU does not say whether there is one.
+    Refused { command: &'static str, why: String },
     #[error(transparent)]
     Qmp(#[from] MonitorError),
 }

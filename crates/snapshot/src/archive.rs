@@ -55,37 +55,24 @@ pub struct About {
 
 /// Why a snapshot cannot be written to an archive, or read from one.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum ArchiveError {
-    /// The memory cannot be read.
     #[error(transparent)]
     Memory(#[from] ReadError),
-    /// An image cannot be read, or put into the archive.
     #[error("cannot copy the image {}", image.display())]
-    Image {
-        /// The image.
-        image: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The stream cannot be written or read.
+    Image { image: PathBuf, source: io::Error },
     #[error("cannot write or read the archive")]
     Stream(#[from] io::Error),
-    /// It is something else.
     #[error("this is no archive of `pageone snapshot export` that this version understands: {0}")]
     Foreign(String),
-    /// Bytes were lost or changed on the way.
     #[error("the archive is damaged: {0}. Nothing was stored; export it again")]
     Damaged(String),
-    /// It claims more memory than this host has.
     #[error("the snapshot cannot be stored here")]
     Claim(#[from] claims::ClaimError),
-    /// The snapshot has disks, and there is no place for them.
     #[error("this snapshot has {0} disks: name a directory for their images with --disks DIR")]
     NoPlace(usize),
-    /// A checkpoint of this name cannot be begun.
     #[error(transparent)]
     Begin(#[from] BeginError),
-    /// The pool is full, or cannot be written.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -26,7 +26,7 @@ use serde_json::json;
 
 use crate::agent::{Agent, AgentError, NoAgent, Port};
 use crate::facts::Facts;
-use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError};
+use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError};
 use crate::prepare::{CLONE, START, memory, monitor_words, ram_words};
 use crate::qcow2;
 use crate::record::{Disk, Record};
@@ -50,54 +50,28 @@ const TAIL: u64 = 600;
 
 /// Why a clone does not run.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum CloneError {
-    /// A directory, image or descriptor cannot be made.
     #[error("cannot make {} for the clone", what.display())]
-    Make {
-        /// What.
-        what: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// An image that the snapshot needs is not there.
+    Make { what: PathBuf, source: io::Error },
     #[error("the image {} is missing or no qcow2: the snapshot was taken with it, and a clone needs it; put it \
              back (`pageone snapshot ls POOL --json` names the images)", image.display())]
-    Image {
-        /// The image.
-        image: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// QEMU cannot be started.
+    Image { image: PathBuf, source: io::Error },
     #[error("cannot run {}", program.display())]
-    Run {
-        /// The program.
-        program: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The new QEMU differs from the source.
+    Run { program: PathBuf, source: io::Error },
     #[error(
         "this guest would differ from the one that was stored: {}. QEMU would not notice, and the guest might fail later; \
          --force starts it all the same", .0.join("; ")
     )]
     Differs(Vec<String>),
-    /// The socket's name is too long.
     #[error("the name of the monitor's socket {} is too long, or has a comma: name another directory with --files", .0.display())]
     Socket(PathBuf),
-    /// There is no agent in QEMU that loads its RAM.
     #[error(
         "PageONE's library in the clone does not load its memory: it is of another version, or {} cannot have it", .0.display()
     )]
     NotLoaded(PathBuf),
-    /// QEMU has ended or does not do what it is asked.
     #[error("the clone does not start{}", said(.output))]
-    Qmp {
-        /// What happened.
-        source: MonitorError,
-        /// The end of what QEMU said.
-        output: String,
-    },
+    Qmp { source: MonitorError, output: String },
 }
 
 fn said(output: &str) -> String {
@@ -144,15 +118,13 @@ pub struct Clone {
 
 /// Why a clone that was started is not as it should be.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum VerifyError {
-    /// The guest does not run any more.
     #[error("the clone is {0} after its start, and not running; its output says why")]
     State(String),
-    /// Its processors execute nothing.
     #[error("the clone's processors have executed nothing in {} s; output.log in its directory may say more; \
              take the snapshot again while the guest works", .0.as_secs_f64())]
     Still(Duration),
-    /// QEMU has ended, or does not answer.
     #[error(transparent)]
     Qmp(#[from] MonitorError),
 }
@@ -283,7 +255,7 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
         }
         Ram::Shared(ram) => {
             let ram = ram.as_fd().try_clone_to_owned().map_err(monitor)?;
-            let mut words = ram_words(bytes, ram.as_raw_fd(), false);
+            let mut words = ram_words(bytes, ram.as_raw_fd(), "off");
             if own::fits(directory) {
                 words.extend(monitor_words(CLONE, &own::socket(directory)));
             }
@@ -364,7 +336,7 @@ fn resume(
     if maps.is_some_and(|maps| !maps.ask()) {
         return Err(Failed::NotLoaded);
     }
-    qmp.set_capability(IGNORE_SHARED, true)?;
+    qmp.set_capability(IGNORE_SHARED, Capability::On)?;
     let (out, mut into) = io::pipe()?;
     qmp.give(PIPE, &out)?;
     drop(out);
@@ -379,7 +351,7 @@ fn resume(
         }
         loaded
     })?;
-    qmp.set_capability(IGNORE_SHARED, false)?;
+    qmp.set_capability(IGNORE_SHARED, Capability::Off)?;
     qmp.execute("cont", json!({}))?;
     Ok(qmp)
 }

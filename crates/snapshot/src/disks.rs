@@ -26,69 +26,31 @@ const JOB: &str = "pageone-undo";
 
 /// Why a guest's disks cannot be stored.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum DiskError {
-    /// The image has another format.
     #[error(
         "disk {disk} is {format}, and only qcow2 and raw can be stored: `qemu-img convert -O qcow2` makes one of it"
     )]
-    Format {
-        /// QEMU's name for it.
-        disk: String,
-        /// Its format.
-        format: String,
-    },
-    /// It is raw, and its file system cannot share blocks.
+    Format { disk: String, format: String },
     #[error(
         "disk {disk} ({image}) is raw, and this file system cannot copy it at once: put it on btrfs or XFS, or convert it \
          (`qemu-img convert -O qcow2`)"
     )]
-    Reflink {
-        /// QEMU's name for it.
-        disk: String,
-        /// The image.
-        image: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// It is raw, and named in a way in which a clone's cannot be another format.
+    Reflink { disk: String, image: String, source: std::io::Error },
     #[error("disk {disk} ({image}) is raw and named by -blockdev; name it by -drive, or use qcow2")]
-    RawNode {
-        /// QEMU's name for it.
-        disk: String,
-        /// The image.
-        image: String,
-    },
-    /// The image is not a file here.
+    RawNode { disk: String, image: String },
     #[error(
         "disk {disk} is {image}, and only files of this host can be stored: start the guest with qcow2 or \
              raw images of this host, or store its RAM alone with `pageone checkpoint`"
     )]
-    NoFile {
-        /// QEMU's name for it.
-        disk: String,
-        /// What it is.
-        image: String,
-    },
-    /// The command line does not name the image.
+    NoFile { disk: String, image: String },
     #[error(
         "disk {disk} ({image}) is not named on the command line, by file= or filename=, or by -hda to -hdd: a clone could not be \
          given one of its own; start the guest again with each image named there"
     )]
-    NotNamed {
-        /// QEMU's name for it.
-        disk: String,
-        /// The image.
-        image: String,
-    },
-    /// The image over it cannot be made.
+    NotNamed { disk: String, image: String },
     #[error("cannot make the image {}, which the guest is to write to", image.display())]
-    Make {
-        /// The new image.
-        image: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// QEMU does not do it.
+    Make { image: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Qmp(#[from] MonitorError),
 }

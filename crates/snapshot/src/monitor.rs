@@ -31,32 +31,16 @@ static ALWAYS: fn() -> bool = || true;
 
 /// Why QEMU did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum MonitorError {
-    /// There is no such socket, or nobody listens.
     #[error("cannot connect to QEMU's monitor {socket}")]
-    Connect {
-        /// The socket.
-        socket: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// The socket is another program's.
+    Connect { socket: String, source: io::Error },
     #[error("the monitor {socket} belongs to process {is}, and not to {expected}; start the guest again")]
-    Foreign {
-        /// The socket.
-        socket: String,
-        /// The process that listens.
-        is: i32,
-        /// The guest's.
-        expected: i32,
-    },
-    /// QEMU refused a command, or does not answer.
+    Foreign { socket: String, is: i32, expected: i32 },
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// Something does not end.
     #[error("QEMU does not end {0}")]
     Endless(&'static str),
-    /// The device stream was not written, or not read.
     #[error("QEMU cannot write or read the device stream: {0}")]
     Stream(String),
 }
@@ -85,6 +69,13 @@ fn connect_within(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Whether a migration capability is on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Capability {
+    On,
+    Off,
 }
 
 /// A session with it.
@@ -144,8 +135,8 @@ impl Monitor {
     }
 
     /// Sets a migration capability.
-    pub(crate) fn set_capability(&mut self, name: &str, state: bool) -> Result<(), MonitorError> {
-        let all = json!({ "capabilities": [{ "capability": name, "state": state }] });
+    pub(crate) fn set_capability(&mut self, name: &str, to: Capability) -> Result<(), MonitorError> {
+        let all = json!({ "capabilities": [{ "capability": name, "state": to == Capability::On }] });
         self.execute("migrate-set-capabilities", all).map(drop)
     }
 

@@ -33,28 +33,19 @@ const LONGEST: usize = 107;
 
 /// Why a guest is not prepared.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum PrepareError {
-    /// The program is another one.
     #[error(
         "{0} is not QEMU for x86-64 guests (a script that starts QEMU cannot be given arguments); name QEMU \
              itself: `pageone run --snapshots -- qemu-system-x86_64 …`"
     )]
     NotQemu(String),
-    /// Something would find an empty file in place of the guest's RAM, or cannot be stored.
     #[error("{word}: {why}")]
-    Word {
-        /// The word of the command line.
-        word: String,
-        /// Why it is in the way.
-        why: &'static str,
-    },
-    /// The size of the RAM is not known.
+    Word { word: String, why: &'static str },
     #[error("-m {0} is not understood: say it in MiB, or as 2G")]
     Memory(String),
-    /// The socket's name is too long.
     #[error("the name of the monitor's socket {} is too long: use a shorter --dir", .0.display())]
     Socket(PathBuf),
-    /// A descriptor or directory cannot be made.
     #[error("cannot make what the guest needs")]
     Make(#[from] std::io::Error),
 }
@@ -138,7 +129,7 @@ pub fn prepare(program: &Path, all: &[String], socket: &Path) -> Result<Prepared
     }
     let Ram { fd, identity } = Ram::empty(bytes)?;
     rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(std::io::Error::from)?;
-    let mut words = ram_words(bytes, fd.as_raw_fd(), true);
+    let mut words = ram_words(bytes, fd.as_raw_fd(), "on");
     words.extend(monitor_words(MONITOR, socket));
     if takes_vmgenid(all) {
         words.extend(["-device".into(), "vmgenid,guid=auto".into()]);
@@ -183,9 +174,9 @@ pub(crate) fn monitor_words(name: &str, socket: &Path) -> [String; 4] {
     ]
 }
 
-/// The words for RAM that QEMU maps from this descriptor. It is aligned for huge pages.
-pub(crate) fn ram_words(bytes: u64, fd: i32, shared: bool) -> Vec<String> {
-    let share = if shared { "on" } else { "off" };
+/// The words for RAM that QEMU maps from this descriptor, aligned for huge pages. `share`: QEMU's
+/// word, `on` or `off`.
+pub(crate) fn ram_words(bytes: u64, fd: i32, share: &str) -> Vec<String> {
     vec![
         "-object".into(),
         format!("memory-backend-file,id={RAM},size={bytes},mem-path=/proc/self/fd/{fd},share={share},align=2M"),

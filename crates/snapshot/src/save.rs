@@ -27,12 +27,12 @@ use serde_json::{Value, json};
 
 use crate::disks::{self, DiskError, Overlay, Running};
 use crate::facts::Facts;
-use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError};
+use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError};
 use crate::prepare::{self, PrepareError};
 use crate::record::{Description, Disk, Record};
 use crate::reflink;
 use crate::stream::StreamError;
-use crate::undo::{Lock, PATIENCE, Task};
+use crate::undo::{Lock, PATIENCE, Task, UndoError};
 use guests::words::{options, parts};
 
 /// Name of the pipe in QEMU.
@@ -48,84 +48,53 @@ const BANDWIDTH: u64 = 1 << 40;
 
 /// Why a guest cannot be stored, or was not.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum SaveError {
-    /// Its command line cannot be read.
     #[error(
         "no process {pid}, or not one whose command line may be read: name a guest that runs, by its number \
              or its program's name, as its owner or root"
     )]
-    NoProcess {
-        /// The process.
-        pid: i32,
-        /// Why.
-        source: io::Error,
-    },
-    /// It was started without `--snapshots`, and cannot be asked.
+    NoProcess { pid: i32, source: io::Error },
     #[error(
         "process {0} was not prepared, and its command line names no socket of QMP: start the guest with `pageone run \
          --snapshots -- qemu-system-x86_64 …`, or with `-qmp unix:SOCKET,server=on,wait=off`; `pageone checkpoint` stores its \
          RAM alone"
     )]
     Unprepared(i32),
-    /// It was started without `--snapshots`, and a clone's RAM would not be what its words say.
     #[error("a guest that was not prepared cannot be stored with this: {0}")]
     Words(#[from] PrepareError),
-    /// A migration capability is set that changes the stream.
     #[error("the guest's migration capability {0} is on, with which it cannot be stored; turn it off")]
     Capability(String),
-    /// It never gets to its last round.
     #[error(
         "the guest writes faster than QEMU can send it: {pages} pages are left after {rounds} rounds; use --max-pause \
          {pause_ms}, or stop it meanwhile"
     )]
-    TooFast {
-        /// Pages left.
-        pages: u64,
-        /// Rounds done.
-        rounds: u64,
-        /// A pause that is long enough, milliseconds.
-        pause_ms: u64,
-    },
-    /// QEMU's stream is not understood.
+    TooFast { pages: u64, rounds: u64, pause_ms: u64 },
     #[error(transparent)]
     Split(#[from] StreamError),
-    /// QEMU says that devices of it cannot be stored.
     #[error("this guest cannot be stored, QEMU says: {0}; start it without that device")]
     Blocked(String),
-    /// It uses a descriptor that whoever started it has opened.
     #[error("{0}: a clone would not have this descriptor; name a file or a network instead")]
     Descriptor(String),
-    /// Where its RAM lies is not known.
     #[error("QEMU does not say where the guest's RAM is: has the guest started? Wait until it has, and try again")]
     Ram,
-    /// The agent is not in it, or manages only a part of the RAM.
     #[error(
         "not all of the RAM of process {0} is tracked, so it cannot be stored while it runs: `pageone doctor --guest {0}` says \
          what is in the way"
     )]
     Untracked(i32),
-    /// Disks cannot be stored.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// QEMU does not do what it is asked.
     #[error(transparent)]
     Qmp(#[from] MonitorError),
-    /// Somebody else is at it.
-    #[error("another snapshot of process {0} is being taken, or put back after a failure; wait for its end")]
-    Busy(i32),
-    /// Whether somebody else is at it is not known.
-    #[error("cannot lock the guest's monitor")]
-    Lock(#[source] io::Error),
-    /// There is no guard, or it has let the guest go on.
+    #[error(transparent)]
+    Undo(#[from] UndoError),
     #[error(transparent)]
     Guard(#[from] GuardError),
-    /// The RAM cannot be stored.
     #[error(transparent)]
     Take(#[from] TakeError),
-    /// The device stream cannot be read.
     #[error("cannot read the device stream")]
     Stream(#[source] io::Error),
-    /// The pool is full, or cannot be written.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -366,7 +335,7 @@ pub fn wait_until_loaded(pid: i32) {
 /// # Errors
 /// If that takes too long, or is not known.
 pub fn wait_until_put_back(pid: i32) -> Result<(), SaveError> {
-    monitor_of(pid)?.map_or(Ok(()), |socket| Lock::take(&socket, pid, PATIENCE).map(drop))
+    monitor_of(pid)?.map_or(Ok(()), |socket| Ok(Lock::take(&socket, pid, PATIENCE).map(drop)?))
 }
 
 /// QEMU is given the end of a pipe that it writes to; gives the other one.
@@ -402,7 +371,7 @@ impl Pausing<'_> {
         for (disk, overlay) in self.guest.disks.iter().zip(&self.task.overlays) {
             disk.make(overlay)?;
         }
-        self.guest.qmp.set_capability(IGNORE_SHARED, true)?;
+        self.guest.qmp.set_capability(IGNORE_SHARED, Capability::On)?;
         self.guest.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH }))?;
         Ok(())
     }

@@ -6,38 +6,34 @@ use serde_json::json;
 
 use crate::monitor::{Monitor, MonitorError};
 use crate::save::{SaveError, monitor_of};
-use crate::undo::{Lock, PATIENCE, Task};
+use crate::undo::{Lock, PATIENCE, Task, UndoError};
 
 /// Why a guest is not stopped.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum StillError {
-    /// Nobody can ask QEMU.
     #[error(
         "its command line names no QMP socket by which QEMU could be stopped: a clone has one if the name of its directory is \
          short enough (`pageone snapshot run --files`); `pageone snapshot run --merge` starts such clones"
     )]
     NoMonitor,
-    /// It neither runs nor was paused: its devices may be at work.
     #[error(
         "the guest is neither running nor paused, but {0}; let it run (`cont` on its monitor) or pause it, \
              and try again"
     )]
     State(String),
-    /// Its RAM is being sent.
     #[error("it is being migrated, or sent to a snapshot; wait for the end of that")]
     Migrates,
-    /// It stands.
     #[error("the guest was stopped, and QEMU does not let it go on")]
     GoOn(#[source] MonitorError),
-    /// QEMU does not do what it is asked.
     #[error(transparent)]
     Qmp(#[from] MonitorError),
-    /// There is no guard, or it has let the guest go on.
     #[error(transparent)]
     Guard(#[from] GuardError),
-    /// A snapshot is being taken.
     #[error(transparent)]
     Save(#[from] SaveError),
+    #[error(transparent)]
+    Undo(#[from] UndoError),
 }
 
 /// A guest whose processors are stopped, and whose disks have nothing to do. Without

@@ -39,14 +39,12 @@ const BUFFER: usize = 1 << 20;
 
 /// Why a stream is not understood.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum StreamError {
-    /// It ends too early, or cannot be read.
     #[error("QEMU's stream ends too early")]
     Read(#[from] io::Error),
-    /// It has a part that this program does not know.
     #[error("QEMU's stream has {0}, which this program does not know")]
     Unknown(String),
-    /// The guest's RAM is not in it.
     #[error(
         "QEMU's stream does not have the guest's RAM in one piece; start the guest by `pageone run \
              --snapshots`, with its RAM described by -m alone"

@@ -2,12 +2,13 @@
 //! its guard (crate `guard`) when the command has ended, was stopped, or hangs.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use guard::{Guard, Stopped};
+use guard::{Guard, GuardError, Stopped};
 use kmem::pidfd::PidFd;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -15,8 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::disks::Overlay;
-use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError, PAUSES_FIRST};
-use crate::save::SaveError;
+use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PAUSES_FIRST};
 
 /// How long QEMU may take to notice that its last client is gone.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,6 +25,20 @@ const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// States from which `cont` leads nowhere: the guest has ended, or must be reset.
 const FINAL: [&str; 4] = ["shutdown", "guest-panicked", "internal-error", "watchdog"];
+
+/// Why a guest cannot be put under a guard's care.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
+pub enum UndoError {
+    #[error("process {pid} cannot be watched; it may have ended")]
+    Gone { pid: i32, source: io::Error },
+    #[error("another snapshot of process {0} is being taken, or put back after a failure; wait for its end")]
+    Busy(i32),
+    #[error("cannot lock the guest's monitor")]
+    Lock(#[source] io::Error),
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+}
 
 /// How a guest is put back into the state that it had.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -45,10 +59,10 @@ pub(crate) struct Task {
 impl Task {
     /// Has the guard put the guest back. It shuts the monitor's connection down for that, and holds
     /// the lock until then. From now on the guest may be stopped.
-    pub(crate) fn watch(&self, guard: &Guard, qmp: &Monitor, lock: &Lock) -> Result<(), SaveError> {
+    pub(crate) fn watch(&self, guard: &Guard, qmp: &Monitor, lock: &Lock) -> Result<(), UndoError> {
         let pid = self.pid;
-        let process = PidFd::open(pid).map_err(|source| SaveError::NoProcess { pid, source })?;
-        let task = serde_json::to_value(self).map_err(|e| guard::GuardError::NotReady(e.into()))?;
+        let process = PidFd::open(pid).map_err(|source| UndoError::Gone { pid, source })?;
+        let task = serde_json::to_value(self).map_err(|e| GuardError::NotReady(e.into()))?;
         Ok(guard.watch(Stopped::Qmp(task), pid, &process, &[qmp.as_fd(), lock.0.as_fd()])?)
     }
 
@@ -77,10 +91,10 @@ impl Task {
 
     /// Puts back QEMU's settings of migrations.
     pub(crate) fn reset(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
-        qmp.set_capability(IGNORE_SHARED, false)?;
+        qmp.set_capability(IGNORE_SHARED, Capability::Off)?;
         let mut parameters = json!({ "max-bandwidth": self.bandwidth });
         if let Some(downtime) = self.downtime {
-            qmp.set_capability(PAUSES_FIRST, false)?;
+            qmp.set_capability(PAUSES_FIRST, Capability::Off)?;
             parameters["downtime-limit"] = downtime.into();
         }
         qmp.execute("migrate-set-parameters", parameters).map(drop)
@@ -145,18 +159,18 @@ pub(crate) struct Lock(File);
 
 impl Lock {
     /// Waits until nobody else stores this guest, whose monitor is `socket`, for at most `limit`.
-    pub(crate) fn take(socket: &Path, pid: i32, limit: Duration) -> Result<Self, SaveError> {
+    pub(crate) fn take(socket: &Path, pid: i32, limit: Duration) -> Result<Self, UndoError> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
-        let file = file.map_err(SaveError::Lock)?;
+        let file = file.map_err(UndoError::Lock)?;
         let start = Instant::now();
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Self(file)),
-                Err(Errno::WOULDBLOCK) if start.elapsed() > limit => return Err(SaveError::Busy(pid)),
+                Err(Errno::WOULDBLOCK) if start.elapsed() > limit => return Err(UndoError::Busy(pid)),
                 Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(PAUSE),
-                Err(error) => return Err(SaveError::Lock(error.into())),
+                Err(error) => return Err(UndoError::Lock(error.into())),
             }
         }
     }

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mpool::{BLOCK, Medium, MediumFile, Open, Room, Storage};
+use mpool::{Access, BLOCK, Medium, MediumFile, Open, Room, Storage};
 
 /// Bytes; blocks that are not there are zeros.
 #[derive(Clone, Default)]
@@ -90,7 +90,11 @@ impl Memory {
 }
 
 impl Storage for Memory {
-    fn directory(&self, path: &Path, _create: bool) -> io::Result<Arc<dyn Medium>> {
+    fn make_directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        self.directory(path)
+    }
+
+    fn directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
         Ok(Arc::new(Place { memory: self.clone(), path: path.into() }))
     }
 
@@ -132,7 +136,7 @@ impl Medium for Place {
         Ok(())
     }
 
-    fn lock(&self, _exclusive: bool) -> io::Result<bool> {
+    fn lock(&self, _: Access) -> io::Result<bool> {
         Ok(true)
     }
 

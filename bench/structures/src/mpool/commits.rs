@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use ::mpool::{Allocation, Disk, Medium, MediumFile, ObjectError, Open, Pool, Room, Storage};
+use ::mpool::{Access, Allocation, Disk, Medium, MediumFile, ObjectError, Open, Pool, Room, Storage};
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 
@@ -47,8 +47,12 @@ fn wait(busy: &Mutex<()>) {
 }
 
 impl Storage for Slow {
-    fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
-        Ok(Arc::new(Directory { inner: Disk.directory(path, create)?, busy: Arc::clone(&self.busy) }))
+    fn directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        Ok(Arc::new(Directory { inner: Disk.directory(path)?, busy: Arc::clone(&self.busy) }))
+    }
+
+    fn make_directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        Ok(Arc::new(Directory { inner: Disk.make_directory(path)?, busy: Arc::clone(&self.busy) }))
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
@@ -78,8 +82,8 @@ impl Medium for Directory {
         self.inner.sync_names()
     }
 
-    fn lock(&self, exclusive: bool) -> io::Result<bool> {
-        self.inner.lock(exclusive)
+    fn lock(&self, access: Access) -> io::Result<bool> {
+        self.inner.lock(access)
     }
 
     fn identity(&self) -> io::Result<u64> {

@@ -4,14 +4,23 @@ use super::compressed::{DataMblock, Reader};
 use super::list::{Entry, Ids, Needs, discount};
 use super::{Catalog, Checkpoint, Finding, Flaw, PageFlaw, StoreError, View};
 
+/// What becomes of a wrong record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// It stays.
+    Report,
+    /// It is written anew.
+    Repair,
+}
+
 impl Catalog {
     /// Reads all maps, and compares the data mblocks that they name with those that the records
-    /// name, by which data mblocks are kept. With `repair` wrong records are written anew.
+    /// name, by which data mblocks are kept.
     ///
     /// # Errors
     /// If a record cannot be written.
-    pub fn check(&mut self, repair: bool) -> Result<Vec<Finding>, StoreError> {
-        let repair = repair && self.view.damage.is_none();
+    pub fn check(&mut self, wrong: Wrong) -> Result<Vec<Finding>, StoreError> {
+        let repair = wrong == Wrong::Repair && self.view.damage.is_none();
         let mut findings = Vec::new();
         for checkpoint in self.view.checkpoints.clone() {
             let data = match self.view.named(&checkpoint) {

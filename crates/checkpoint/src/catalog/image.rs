@@ -18,14 +18,12 @@ const RUN: usize = 256;
 
 /// Why a lease is not understood.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum LeaseError {
-    /// It cannot be read.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// It is about something else.
     #[error("the lease is not about a checkpoint")]
     Foreign,
-    /// It is about more pages than there is memory for.
     #[error("the lease cannot be used: {0}")]
     Claim(#[from] claims::ClaimError),
 }

@@ -82,7 +82,7 @@ fn memory_that_does_not_come_to_rest_is_not_waited_for() {
     });
     let mut source = open(child.0, &memory).unwrap();
     // A child that gets no CPU for a while rests.
-    let error = (0..10).find_map(|_| source.find_at_rest_within(Duration::from_millis(100), false).err()).unwrap();
+    let error = (0..10).find_map(|_| source.find_at_rest(SCANS, Duration::from_millis(100)).err()).unwrap();
     assert!(matches!(error, SourceError::Restless(_)), "{error}");
     assert_eq!(error.to_string(), format!("the memory of process {} does not come to rest; try again", child.0));
 }

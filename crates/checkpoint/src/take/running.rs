@@ -24,6 +24,15 @@ const STOPPING: Duration = Duration::from_millis(10);
 /// gives memory back, or the agent merges.
 const STOPS: usize = 4;
 
+/// How the process's mappings are known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mappings {
+    /// They are read.
+    Read,
+    /// As they were when they were last read.
+    AsKnown,
+}
+
 /// A checkpoint of a running process.
 struct Running<'a, 's> {
     options: &'a Options<'a>,
@@ -197,14 +206,14 @@ impl Running<'_, '_> {
             self.phases.end("room");
             // Reading the mappings takes longest. As a rule they have not changed, which is
             // verified after the pause; only the last stop reads them.
-            let certain = stops == STOPS;
-            let copy = self.copy(rest, bytes, certain)?;
+            let mappings = if stops == STOPS { Mappings::Read } else { Mappings::AsKnown };
+            let copy = self.copy(rest, bytes, mappings)?;
             pause = pause.max(copy.pause);
             if !self.source.is_as_found()? {
                 return Err(TakeError::Remapped(self.source.pid()));
             }
             let after = self.source.merged();
-            if copy.tracked && (certain || *after == self.merged) {
+            if copy.tracked && (mappings == Mappings::Read || *after == self.merged) {
                 return Ok(Copy { pause, ..copy });
             }
             after.difference(&self.merged).for_each(|part| rest.insert_range(part.first, part.pages));
@@ -214,9 +223,8 @@ impl Running<'_, '_> {
     }
 
     /// Copies the pages of `rest` while the process is stopped, after adding those that were
-    /// written, merged or given back. `certain`: reads the mappings instead of relying on the last
-    /// known.
-    fn copy(&mut self, rest: &DirtyTree, mut bytes: AlignedBuf, certain: bool) -> Result<Copy, TakeError> {
+    /// written, merged or given back.
+    fn copy(&mut self, rest: &DirtyTree, mut bytes: AlignedBuf, mappings: Mappings) -> Result<Copy, TakeError> {
         self.options.guard.stands(guard::PROMISE + self.options.max_pause)?;
         // The process waits for this thread alone.
         let first = First::begin(None);
@@ -226,7 +234,7 @@ impl Running<'_, '_> {
         let stopped = self.source.stop()?;
         self.options.guard.is_there()?;
         self.phases.end("pause_stop");
-        let files = if certain { Some(self.source.files()?) } else { None };
+        let files = if mappings == Mappings::Read { Some(self.source.files()?) } else { None };
         let now = set(self.source)?;
         self.source.written_and_populated(files.as_ref().unwrap_or(&self.merged), rest, &now)?;
         let tracked = self.source.is_all_tracked()?;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::medium::{Medium, MediumFile, Open, ReadPiece, Room, Storage};
+use super::medium::{Access, Medium, MediumFile, Open, ReadPiece, Room, Storage};
 use super::uring;
 
 /// The file system.
@@ -19,14 +19,16 @@ use super::uring;
 pub struct Disk;
 
 impl Storage for Disk {
-    fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
-        if create {
-            make_directory(path)?;
-        }
+    fn directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
         let path = path.canonicalize()?;
         // Not anything else: opening a pipe waits for its other end.
         let handle = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits() as i32).open(&path)?;
         Ok(Arc::new(DiskDirectory { path, handle, locked_by: AtomicU32::new(0) }))
+    }
+
+    fn make_directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        make_directory(path)?;
+        self.directory(path)
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
@@ -88,15 +90,14 @@ impl Medium for DiskDirectory {
     fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
         let mut flags = if how.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         flags.set(OFlags::CREATE, how.create);
-        if how.direct {
+        let direct = how.direct.then(|| self.open_file(name, flags | OFlags::DIRECT));
+        let (file, direct) = match direct {
             // A file system without direct I/O refuses it when opening (EINVAL).
-            match self.open_file(name, flags | OFlags::DIRECT) {
-                Ok(file) => return Ok(Arc::new(DiskFile::new(file, true))),
-                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(Arc::new(DiskFile::new(self.open_file(name, flags)?, false)))
+            Some(Err(e)) if e.raw_os_error() == Some(libc::EINVAL) => (self.open_file(name, flags)?, false),
+            Some(file) => (file?, true),
+            None => (self.open_file(name, flags)?, false),
+        };
+        Ok(Arc::new(DiskFile { file, direct, keeps_holes: AtomicBool::new(false) }))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -111,9 +112,11 @@ impl Medium for DiskDirectory {
         self.handle.sync_all()
     }
 
-    fn lock(&self, exclusive: bool) -> io::Result<bool> {
-        let how =
-            if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+    fn lock(&self, access: Access) -> io::Result<bool> {
+        let how = match access {
+            Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
+            Access::Shared => FlockOperation::NonBlockingLockShared,
+        };
         match rustix::fs::flock(&self.handle, how) {
             Ok(()) => {
                 self.locked_by.store(std::process::id(), Relaxed);
@@ -180,18 +183,6 @@ struct DiskFile {
     direct: bool,
     /// The file system refused to punch holes.
     keeps_holes: AtomicBool,
-}
-
-impl DiskFile {
-    fn new(file: File, direct: bool) -> Self {
-        Self { file, direct, keeps_holes: AtomicBool::new(false) }
-    }
-}
-
-impl AsFd for DiskFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
 }
 
 impl MediumFile for DiskFile {
@@ -325,12 +316,12 @@ mod tests {
             locked_by: AtomicU32::new(0),
         };
         let (first, second, third) = (open(), open(), open());
-        assert!(first.lock(true).unwrap());
+        assert!(first.lock(Access::Exclusive).unwrap());
         // As a child has it between fork and exec.
         let child = first.handle.try_clone().unwrap();
-        assert!(!second.lock(true).unwrap());
+        assert!(!second.lock(Access::Exclusive).unwrap());
         drop(first);
-        assert!(second.lock(true).unwrap());
+        assert!(second.lock(Access::Exclusive).unwrap());
         // The copy of a child that goes on without exec.
         let child_of_second = DiskDirectory {
             path: dir.path().into(),
@@ -338,8 +329,8 @@ mod tests {
             locked_by: AtomicU32::new(std::process::id() + 1),
         };
         drop(child_of_second);
-        assert!(!third.lock(true).unwrap());
+        assert!(!third.lock(Access::Exclusive).unwrap());
         drop((second, child));
-        assert!(third.lock(true).unwrap());
+        assert!(third.lock(Access::Exclusive).unwrap());
     }
 }

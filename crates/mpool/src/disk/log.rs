@@ -31,7 +31,7 @@ use std::sync::Arc;
 use self::copy::{copies, lost_generation, read_blocks};
 pub(crate) use self::mend::Mending;
 use crate::disk::frame::{self, Frame, Kind};
-use crate::disk::medium::{Medium, MediumFile, Open};
+use crate::disk::medium::{Access, Medium, MediumFile, Open};
 use crate::disk::superblock::End;
 use crate::error::{Damage, During, IoError, Object, ObjectError};
 use crate::{BLOCK, MediaClass};
@@ -43,6 +43,14 @@ const STEP: u64 = 256 << 10;
 /// Bytes of the allocated space that only records which free space may use.
 const RESERVE: u64 = 64 << 10;
 const MAGIC: &[u8; 8] = b"PGONELOG";
+
+/// Whether records may take the last allocated space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reserve {
+    Keep,
+    /// They may: because of them space will be free.
+    Use,
+}
 
 /// An open log.
 pub(crate) struct Log {
@@ -67,6 +75,12 @@ pub(crate) struct Log {
     broken: Option<Damage>,
 }
 
+impl AsRef<Self> for Log {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 /// What opening found.
 #[derive(Default)]
 pub(crate) struct Opened {
@@ -85,8 +99,6 @@ pub(crate) struct Opened {
     /// For [`Log::mend`].
     pub(crate) mending: Option<Mending>,
 }
-
-impl Opened {}
 
 pub(crate) const MISSING: &str = "both files of the log are missing";
 pub(crate) const NO_HEADER: &str = "neither of the log's two files has a whole header";
@@ -165,11 +177,11 @@ impl Log {
     /// files are missing.
     pub(crate) fn open(
         place: &Place<'_>,
-        writable: bool,
+        access: Access,
         each: &mut dyn FnMut(&Frame<'_>),
     ) -> Result<Option<(Self, Opened)>, ObjectError> {
         let &Place { object, id, .. } = place;
-        let copies = copies(place, writable)?;
+        let copies = copies(place, access)?;
         let Some(some) = copies.iter().find_map(|copy| copy.file.clone()) else { return Ok(None) };
         let frames = [copies[0].frames(), copies[1].frames()];
         let mut opened = Opened::default();
@@ -265,8 +277,8 @@ impl Log {
         self.files.iter().try_for_each(|file| act(&**file)).during(during, self.object)
     }
 
-    /// Allocates space for frames up to `need`. `releasing` records may use the reserve.
-    fn reserve(&mut self, need: u64, releasing: bool) -> Result<(), ObjectError> {
+    /// Allocates space for frames up to `need`.
+    fn allocate(&mut self, need: u64, reserve: Reserve) -> Result<(), ObjectError> {
         if need + RESERVE <= self.allocated {
             return Ok(());
         }
@@ -277,7 +289,7 @@ impl Log {
                 self.allocated = target;
                 Ok(())
             }
-            Err(_) if releasing && need <= self.allocated => Ok(()),
+            Err(_) if reserve == Reserve::Use && need <= self.allocated => Ok(()),
             Err(e) => Err(full_or(e, self.class, need - self.end)),
         }
     }
@@ -289,11 +301,11 @@ impl Log {
 
     /// Appends records; they are durable after the next [`Log::sync`]. All or, after an error, none
     /// of them are there, unless the log is [`Log::is_failed`] then.
-    pub(crate) fn append(&mut self, records: &[&[u8]], releasing: bool) -> Result<(), ObjectError> {
-        self.append_kind(Kind::Record, records, releasing)
+    pub(crate) fn append(&mut self, records: &[&[u8]], reserve: Reserve) -> Result<(), ObjectError> {
+        self.append_kind(Kind::Record, records, reserve)
     }
 
-    fn append_kind(&mut self, kind: Kind, records: &[&[u8]], releasing: bool) -> Result<(), ObjectError> {
+    fn append_kind(&mut self, kind: Kind, records: &[&[u8]], reserve: Reserve) -> Result<(), ObjectError> {
         self.check()?;
         if let Some(long) = records.iter().find(|r| r.len() > frame::MAX_PAYLOAD) {
             let (capacity, wanted) = (frame::MAX_PAYLOAD as u64, long.len() as u64);
@@ -312,7 +324,7 @@ impl Log {
         let end = start + frames.len() as u64;
         // To the end of the block: what is left there of an erased log would look like damage.
         let whole = end.next_multiple_of(BLOCK as u64);
-        self.reserve(whole, releasing)?;
+        self.allocate(whole, reserve)?;
         let content = frames.len() as u64;
         frames.resize((whole - start) as usize, 0);
         let written = self.both("appending to", |file| file.write_at(&frames, DATA + start));
@@ -331,7 +343,7 @@ impl Log {
     /// The last frame of a compaction.
     pub(crate) fn append_compaction_end(&mut self) -> Result<(), ObjectError> {
         // It gives space back: the old log goes.
-        self.append_kind(Kind::CompactionEnd, &[b""], true)
+        self.append_kind(Kind::CompactionEnd, &[b""], Reserve::Use)
     }
 
     /// Makes all records durable.
@@ -391,7 +403,7 @@ impl Log {
         if self.closed || self.end == 0 {
             return Ok(());
         }
-        self.append_kind(Kind::Close, &[b""], true)?;
+        self.append_kind(Kind::Close, &[b""], Reserve::Use)?;
         self.sync()
     }
 

@@ -15,8 +15,8 @@
 
 use crate::MediaClass;
 use crate::disk::frame::{Frame, Kind};
-use crate::disk::log::{Log, MISSING, Opened, Place};
-use crate::disk::medium::Medium;
+use crate::disk::log::{Log, MISSING, Opened, Place, Reserve};
+use crate::disk::medium::{Access, Medium};
 use crate::disk::superblock::End;
 use crate::error::{Damage, During, Object, ObjectError};
 
@@ -32,6 +32,13 @@ pub(crate) struct Pair {
     broken: Option<Damage>,
     /// What opening found in the logs, for [`Pair::mend`].
     opened: Option<[Opened; 2]>,
+}
+
+/// The log that is read.
+impl AsRef<Log> for Pair {
+    fn as_ref(&self) -> &Log {
+        &self.logs[self.active]
+    }
 }
 
 /// An opened log of a pair, its records, and whether its compaction came to an end.
@@ -95,7 +102,7 @@ impl Pair {
         let generation = self.logs.iter().map(|log| log.generation).max().unwrap_or(0) + 1;
         let mut log = Log::create(&place.place(new), generation)?;
         place.medium.sync_names().during("syncing the names of", place.objects[new])?;
-        records.chunks(4096).try_for_each(|some| log.append(some, false))?;
+        records.chunks(4096).try_for_each(|some| log.append(some, Reserve::Keep))?;
         log.append_compaction_end()?;
         log.close()?;
         self.logs[new] = log;
@@ -108,12 +115,12 @@ impl Pair {
     /// Opens a pair; `each` gets its records. Nothing is written before [`Pair::mend`].
     pub(crate) fn open(
         place: &PairPlace<'_>,
-        writable: bool,
+        access: Access,
         each: &mut dyn FnMut(&[u8]),
     ) -> Result<(Self, Found), ObjectError> {
         let open = |i: usize| -> Result<Option<Half>, ObjectError> {
             let (mut records, mut ended) = (Vec::new(), false);
-            let found = Log::open(&place.place(i), writable, &mut |frame: &Frame<'_>| match frame.kind {
+            let found = Log::open(&place.place(i), access, &mut |frame: &Frame<'_>| match frame.kind {
                 Kind::Record => records.push(frame.payload.to_vec()),
                 Kind::CompactionEnd => ended = true,
                 Kind::Close => {}
@@ -210,9 +217,9 @@ impl Pair {
         &mut self.logs[self.active ^ usize::from(self.compacting)]
     }
 
-    pub(crate) fn append(&mut self, records: &[&[u8]], releasing: bool) -> Result<(), ObjectError> {
+    pub(crate) fn append(&mut self, records: &[&[u8]], reserve: Reserve) -> Result<(), ObjectError> {
         self.check()?;
-        self.log().append(records, releasing)
+        self.log().append(records, reserve)
     }
 
     /// Makes all records durable; during a compaction its end does.
@@ -252,16 +259,6 @@ impl Pair {
     pub(crate) fn abandon_compaction(&mut self) {
         self.compacting = false;
         let _ = self.logs[1 - self.active].release();
-    }
-
-    pub(crate) fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError> {
-        self.logs[self.active].read(position)
-    }
-
-    /// The first whole frame of the active log behind damage at `position`; the end when there is
-    /// none.
-    pub(crate) fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
-        self.logs[self.active].skip_damage(position)
     }
 
     /// Where the active log ends.

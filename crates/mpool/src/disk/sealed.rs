@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::buffer::AlignedBuf;
 use super::key::{self, Keys};
-use super::medium::{Medium, MediumFile, Open, ReadPiece, Room};
+use super::medium::{Access, Medium, MediumFile, Open, ReadPiece, Room};
 use super::superblock;
 use super::xts::{SECTOR, Xts};
 use crate::{BLOCK, MediaClass};
@@ -63,8 +63,8 @@ impl Medium for Sealed {
         self.medium.sync_names()
     }
 
-    fn lock(&self, exclusive: bool) -> io::Result<bool> {
-        self.medium.lock(exclusive)
+    fn lock(&self, access: Access) -> io::Result<bool> {
+        self.medium.lock(access)
     }
 
     fn identity(&self) -> io::Result<u64> {

@@ -66,7 +66,6 @@ impl Flight<'_> {
     /// Queues a request.
     ///
     /// # Safety
-    ///
     /// The memory that it names must stay valid, and for reads untouched, until this `Flight` is
     /// gone.
     unsafe fn push(&mut self, entry: &squeue::Entry) {

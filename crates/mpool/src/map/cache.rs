@@ -11,7 +11,7 @@ use rustix::event::EventfdFlags;
 
 use super::core::Core;
 use super::fill;
-use super::settings::{CacheStats, Settings};
+use super::settings::{CacheMemory, CacheStats, LoadTimes, Settings};
 use crate::BLOCK;
 use crate::error::{During, MapError};
 
@@ -51,7 +51,6 @@ impl Mcache {
     /// A cache without maps.
     ///
     /// # Errors
-    ///
     /// `PageSize`; `Userfaultfd`: not permitted, or the kernel is older than 6.6; `Io`.
     pub fn new(settings: Settings) -> Result<Self, MapError> {
         kmem::check_page_size(kmem::page_size())?;
@@ -90,16 +89,20 @@ impl Mcache {
         let time = |counter: &AtomicU64| Duration::from_nanos(get(counter));
         CacheStats {
             maps: core.maps().len(),
-            resident_bytes: (core.resident_pages() * BLOCK) as u64,
-            total_bytes: levels.total,
-            available_bytes: levels.available,
-            pressure: core.pressure(),
+            memory: CacheMemory {
+                resident: (core.resident_pages() * BLOCK) as u64,
+                total: levels.total,
+                available: levels.available,
+                pressure: core.pressure(),
+            },
             loaded: get(&core.stats.loaded),
             loads: get(&core.stats.loads),
-            delayed: time(&core.stats.delayed),
-            waited: time(&core.stats.waited),
-            reading: time(&core.stats.reading),
-            placing: time(&core.stats.placing),
+            times: LoadTimes {
+                delayed: time(&core.stats.delayed),
+                waited: time(&core.stats.waited),
+                reading: time(&core.stats.reading),
+                placing: time(&core.stats.placing),
+            },
             faults: get(&core.stats.faults),
             reaped: get(&core.stats.reaped),
             evicted_directly: get(&core.stats.direct),

@@ -82,23 +82,39 @@ pub(crate) struct Core {
     resident: AtomicUsize,
     /// Pages that are being loaded.
     loading: AtomicUsize,
+    levels: Mutex<Levels>,
+    marks: Marks,
+    reaper: Signals,
+    /// One thread chooses at a time.
+    hand: Mutex<evict::Hand>,
+}
+
+/// What follows from the last look at memory.
+#[derive(Default)]
+struct Marks {
     /// The most pages in memory and being loaded.
     limit: AtomicUsize,
     /// The number of pages that wakes the reaper.
     alarm: AtomicUsize,
-    alarmed: AtomicBool,
-    levels: Mutex<Levels>,
     /// `f64` bits of the pressure.
     pressure: AtomicU64,
+    /// Less than the low mark is available.
     short: AtomicBool,
+    /// Loading a page evicts another.
     full: AtomicBool,
-    /// Wakes the reaper.
-    work: (Mutex<bool>, Condvar),
-    /// Says that the reaper has evicted.
-    room: (Mutex<u64>, Condvar),
-    /// One thread chooses at a time.
-    hand: Mutex<evict::Hand>,
+}
+
+/// How the reaper and other threads wake each other.
+#[derive(Default)]
+struct Signals {
+    /// The alarm has woken it, and it has not looked at memory since.
+    alarmed: AtomicBool,
+    /// It is to end.
     stopping: AtomicBool,
+    /// Wakes it.
+    work: (Mutex<bool>, Condvar),
+    /// Says that it has evicted.
+    room: (Mutex<u64>, Condvar),
 }
 
 /// Adds the time since `start` to a counter; gives the time now.
@@ -117,7 +133,6 @@ impl Core {
     /// A cache without maps.
     ///
     /// # Errors
-    ///
     /// `Userfaultfd`.
     pub(crate) fn new(settings: Settings) -> Result<Self, MapError> {
         Ok(Self {
@@ -129,17 +144,10 @@ impl Core {
             maps: RwLock::default(),
             resident: AtomicUsize::new(0),
             loading: AtomicUsize::new(0),
-            limit: AtomicUsize::new(0),
-            alarm: AtomicUsize::new(0),
-            alarmed: AtomicBool::new(false),
             levels: Mutex::default(),
-            pressure: AtomicU64::new(0),
-            short: AtomicBool::new(false),
-            full: AtomicBool::new(false),
-            work: Default::default(),
-            room: Default::default(),
+            marks: Marks::default(),
+            reaper: Signals::default(),
             hand: Mutex::default(),
-            stopping: AtomicBool::new(false),
         })
     }
 
@@ -155,7 +163,7 @@ impl Core {
 
     /// Ends the reaper.
     pub(crate) fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
+        self.reaper.stopping.store(true, Ordering::Release);
         self.wake_reaper();
     }
 
@@ -195,17 +203,17 @@ impl Core {
     }
 
     pub(crate) fn pressure(&self) -> f64 {
-        f64::from_bits(self.pressure.load(Ordering::Relaxed))
+        f64::from_bits(self.marks.pressure.load(Ordering::Relaxed))
     }
 
     /// Less than the low mark is available.
     pub(crate) fn is_short(&self) -> bool {
-        self.short.load(Ordering::Relaxed)
+        self.marks.short.load(Ordering::Relaxed)
     }
 
     /// Whether loading a page evicts another, as the reaper last found.
     pub(crate) fn is_full(&self) -> bool {
-        self.full.load(Ordering::Relaxed)
+        self.marks.full.load(Ordering::Relaxed)
     }
 
     /// Read-ahead of up to `pages` pages: less under pressure, at least one. Without a reaper it is
@@ -218,8 +226,8 @@ impl Core {
     }
 
     fn wake_reaper(&self) {
-        *self.work.0.lock() = true;
-        self.work.1.notify_one();
+        *self.reaper.work.0.lock() = true;
+        self.reaper.work.1.notify_one();
     }
 
     /// Waits until `pages` more may be loaded; [`Core::settle`] ends their loading. Gives the time
@@ -243,10 +251,10 @@ impl Core {
         loop {
             let wanted =
                 self.loading.fetch_add(pages, Ordering::AcqRel) + pages + self.resident.load(Ordering::Acquire);
-            if wanted <= self.limit.load(Ordering::Relaxed) {
-                if wanted > self.alarm.load(Ordering::Relaxed)
+            if wanted <= self.marks.limit.load(Ordering::Relaxed) {
+                if wanted > self.marks.alarm.load(Ordering::Relaxed)
                     && self.settings.reaper
-                    && !self.alarmed.swap(true, Ordering::Relaxed)
+                    && !self.reaper.alarmed.swap(true, Ordering::Relaxed)
                 {
                     self.wake_reaper();
                 }
@@ -256,9 +264,9 @@ impl Core {
             if self.settings.reaper && !waited {
                 waited = true;
                 self.stats.waits.fetch_add(1, Ordering::Relaxed);
-                let mut seen = self.room.0.lock();
+                let mut seen = self.reaper.room.0.lock();
                 self.wake_reaper();
-                self.room.1.wait_for(&mut seen, PATIENCE);
+                self.reaper.room.1.wait_for(&mut seen, PATIENCE);
                 continue;
             }
             if self.excess(pages) <= self.dropping.load(Ordering::Acquire) {
@@ -278,7 +286,7 @@ impl Core {
     /// By how many pages `pages` more would exceed the limit.
     fn excess(&self, pages: usize) -> usize {
         let wanted = self.loading.load(Ordering::Acquire) + pages + self.resident.load(Ordering::Acquire);
-        wanted.saturating_sub(self.limit.load(Ordering::Relaxed))
+        wanted.saturating_sub(self.marks.limit.load(Ordering::Relaxed))
     }
 
     /// The pages are loaded, or not.
@@ -305,10 +313,10 @@ impl Core {
         let mut levels = self.levels.lock();
         levels.look((self.resident.load(Ordering::Relaxed) * BLOCK) as u64, &self.settings);
         let (limit, pressure) = (levels.limit(&self.settings), levels.pressure(&self.settings));
-        self.limit.store((limit / BLOCK as u64) as usize, Ordering::Relaxed);
-        self.alarm.store((levels.until(self.settings.low) / BLOCK as u64) as usize, Ordering::Relaxed);
-        self.pressure.store(pressure.to_bits(), Ordering::Relaxed);
-        self.short.store(levels.is_below(self.settings.low), Ordering::Relaxed);
+        self.marks.limit.store((limit / BLOCK as u64) as usize, Ordering::Relaxed);
+        self.marks.alarm.store((levels.until(self.settings.low) / BLOCK as u64) as usize, Ordering::Relaxed);
+        self.marks.pressure.store(pressure.to_bits(), Ordering::Relaxed);
+        self.marks.short.store(levels.is_below(self.settings.low), Ordering::Relaxed);
         levels.clone()
     }
 

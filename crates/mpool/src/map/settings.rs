@@ -53,31 +53,45 @@ impl Default for Settings {
     }
 }
 
+/// The memory of a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CacheMemory {
+    /// Bytes that the maps hold in memory.
+    pub resident: u64,
+    /// Bytes that they could hold.
+    pub total: u64,
+    /// Bytes still available.
+    pub available: u64,
+    /// 0 to 1.
+    pub pressure: f64,
+}
+
+/// Where the time of all loads together went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LoadTimes {
+    /// Delayed under pressure.
+    pub delayed: Duration,
+    /// Waiting for memory: for the reaper, or for evicting something itself.
+    pub waited: Duration,
+    /// Reading from the media and checking the bytes.
+    pub reading: Duration,
+    /// Putting pages in their place.
+    pub placing: Duration,
+}
+
 /// Statistics of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CacheStats {
     /// Maps.
     pub maps: usize,
-    /// Bytes that they hold in memory.
-    pub resident_bytes: u64,
-    /// Bytes that they could hold.
-    pub total_bytes: u64,
-    /// Bytes still available.
-    pub available_bytes: u64,
-    /// 0 to 1.
-    pub pressure: f64,
+    /// Their memory.
+    pub memory: CacheMemory,
     /// Pages loaded.
     pub loaded: u64,
     /// Loads: the missing pages of one call, or of one fault, are read together.
     pub loads: u64,
-    /// How long, of all loads together, loading was delayed under pressure.
-    pub delayed: Duration,
-    /// How long it waited for memory: for the reaper, or for evicting something itself.
-    pub waited: Duration,
-    /// How long it read from the media and checked the bytes.
-    pub reading: Duration,
-    /// How long it put pages in their place.
-    pub placing: Duration,
+    /// How long they took.
+    pub times: LoadTimes,
     /// Faults that a thread of the cache served.
     pub faults: u64,
     /// Pages that the reaper evicted.

@@ -268,7 +268,6 @@ const MOST_RUNS: usize = 1024;
 /// kernel refuses.
 ///
 /// # Safety
-///
 /// No code relies on what the advice changes in any of the ranges.
 unsafe fn advise_all(process: &PidFd, ranges: impl Iterator<Item = Range>, advice: i32) -> usize {
     let place = std::ptr::with_exposed_provenance_mut;

@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::disk::checksum;
 use crate::disk::group::Group;
 use crate::disk::log::full_or;
-use crate::disk::medium::{Medium, MediumFile, Open, Room};
+use crate::disk::medium::{Access, Medium, MediumFile, Open, Room};
 use crate::disk::record::MblockRecord;
 use crate::disk::space::{Extent, Space};
 use crate::error::{During, IoError, Object, ObjectError};
@@ -63,9 +63,10 @@ impl Class {
         used: &[MblockRecord],
         kept: &[Extent],
         leased: Vec<Extent>,
-        read_only: bool,
+        access: Access,
     ) -> Result<(Self, Vec<Extent>), IoError> {
         let name = format!("{}/{DATA}", medium.path().display());
+        let read_only = access == Access::Shared;
         let data = medium.open(DATA, Open { create: false, direct: true, read_only }).during("opening", &name)?;
         let mut extents: Vec<Extent> =
             used.iter().map(|m| Extent { offset: m.offset, len: checksum::stored_len(m.len) }).collect();
@@ -84,7 +85,7 @@ impl Class {
 
     /// Opens the data file for reading mblocks that are known.
     pub(crate) fn open_to_read(class: MediaClass, medium: Arc<dyn Medium>) -> Result<Self, IoError> {
-        Ok(Self::open(class, medium, &[], &[], Vec::new(), true)?.0)
+        Ok(Self::open(class, medium, &[], &[], Vec::new(), Access::Shared)?.0)
     }
 
     /// Frees the space that uncommitted mblocks left behind.

@@ -5,40 +5,11 @@ use std::sync::Arc;
 
 use crate::disk::frame::frame_len;
 use crate::disk::log::Log;
-use crate::disk::pair::Pair;
 use crate::disk::record::LogRecord;
 use crate::error::{Damage, Object, ObjectError};
 use crate::objects::class::Class;
 use crate::objects::inner::Inner;
 use crate::objects::meta::Meta;
-
-/// Log files whose records can be read one after the other.
-pub(crate) trait Records {
-    /// The record at `position`, and the position behind it. `None` at the end.
-    fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError>;
-    /// The position of the first whole record behind damage at `position`.
-    fn skip_damage(&self, position: u64) -> Result<u64, ObjectError>;
-}
-
-impl Records for Log {
-    fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError> {
-        Self::read(self, position)
-    }
-
-    fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
-        Self::skip_damage(self, position)
-    }
-}
-
-impl Records for Pair {
-    fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError> {
-        Self::read(self, position)
-    }
-
-    fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
-        Self::skip_damage(self, position)
-    }
-}
 
 /// An open mlog or MDC.
 pub(crate) struct Handle<L> {
@@ -54,7 +25,7 @@ pub(crate) struct Handle<L> {
     pub(crate) claim: Claim,
 }
 
-impl<L: Records> Handle<L> {
+impl<L: AsRef<Log>> Handle<L> {
     pub(crate) fn new(log: L, claim: Claim, damage: Vec<Damage>, lost: u32, torn: Option<(Object, u64)>) -> Self {
         let mended = lost == 0 && claim.inner.check_writable().is_ok();
         Self { log, cursor: 0, damage, mended, torn, claim }
@@ -62,14 +33,14 @@ impl<L: Records> Handle<L> {
 
     /// The record at the cursor, which moves behind it. `None` at the end.
     pub(crate) fn read(&mut self) -> Result<Option<Vec<u8>>, ObjectError> {
-        let Some((record, next)) = self.log.read(self.cursor)? else { return Ok(None) };
+        let Some((record, next)) = self.log.as_ref().read(self.cursor)? else { return Ok(None) };
         self.cursor = next;
         Ok(Some(record))
     }
 
     /// Moves the cursor to the first whole record behind the damage where it is.
     pub(crate) fn skip_damaged(&mut self) -> Result<(), ObjectError> {
-        self.cursor = self.log.skip_damage(self.cursor)?;
+        self.cursor = self.log.as_ref().skip_damage(self.cursor)?;
         Ok(())
     }
 }
@@ -85,7 +56,6 @@ impl Claim {
     /// Claims the object that `find` knows; gives its class too.
     ///
     /// # Errors
-    ///
     /// `NotFound`; `NoClass`; `Open`: somebody else has it open.
     pub(crate) fn open(
         inner: &Arc<Inner>,
@@ -101,7 +71,6 @@ impl Claim {
     /// Claims the object, whether or not its class is there.
     ///
     /// # Errors
-    ///
     /// `NotFound`; `Open`: somebody else has it open.
     pub(crate) fn take(
         inner: &Arc<Inner>,
@@ -120,7 +89,6 @@ impl Claim {
     /// Checks that `records` fit behind `len` bytes, and that the pool may be written.
     ///
     /// # Errors
-    ///
     /// `ReadOnly`, `Capacity`.
     pub(crate) fn check_room(&self, len: u64, records: &[&[u8]]) -> Result<(), ObjectError> {
         self.inner.check_writable()?;

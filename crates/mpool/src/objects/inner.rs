@@ -8,23 +8,14 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::MediaClass;
 use crate::disk::group::Group;
 use crate::disk::key::Keys;
-use crate::disk::medium::Storage;
+use crate::disk::log::Reserve;
+use crate::disk::medium::{Access, Storage};
 use crate::disk::record::Record;
 use crate::disk::superblock::{State, Superblock, write_superblock};
 use crate::error::ObjectError;
 use crate::finding::Finding;
 use crate::objects::class::Class;
 use crate::objects::meta::{Journal, Meta, Tables};
-
-/// Whether others may open the pool at the same time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Access {
-    /// No: for reading and writing.
-    #[default]
-    Exclusive,
-    /// Yes, any number; all for reading only.
-    Shared,
-}
 
 /// What the handles of an open pool share: the pool is closed when the last of them is gone.
 pub(crate) struct Inner {
@@ -47,7 +38,7 @@ pub(crate) struct Inner {
 /// Records that a thread wants to be durable.
 struct Commit {
     records: Vec<Record>,
-    releasing: bool,
+    reserve: Reserve,
 }
 
 /// What opening a pool gives.
@@ -81,17 +72,17 @@ impl Inner {
     }
 
     /// Makes records durable, with those of other threads, then applies them. After an error none
-    /// of them is applied; after a failed write the metadata can no longer be changed. `releasing`:
-    /// they give space back, and may use the reserve.
-    pub(crate) fn commit(&self, records: Vec<Record>, releasing: bool) -> Result<(), ObjectError> {
-        self.commits.run(Commit { records, releasing }, |commits| self.commit_all(commits))
+    /// of them is applied; after a failed write the metadata can no longer be changed.
+    pub(crate) fn commit(&self, records: Vec<Record>, reserve: Reserve) -> Result<(), ObjectError> {
+        self.commits.run(Commit { records, reserve }, |commits| self.commit_all(commits))
     }
 
     fn commit_all(&self, commits: Vec<Commit>) -> Vec<Result<(), ObjectError>> {
         let mut journal = self.journal.lock();
         let mut write = |commits: &[Commit]| {
             let records: Vec<Record> = commits.iter().flat_map(|commit| commit.records.iter().cloned()).collect();
-            journal.write(&records, commits.iter().all(|commit| commit.releasing))?;
+            let all_free = commits.iter().all(|commit| commit.reserve == Reserve::Use);
+            journal.write(&records, if all_free { Reserve::Use } else { Reserve::Keep })?;
             let mut meta = self.meta();
             records.into_iter().for_each(|record| meta.tables.apply(record));
             Ok(())
@@ -123,10 +114,6 @@ impl Inner {
     pub(crate) fn class(&self, class: MediaClass) -> Result<Arc<Class>, ObjectError> {
         let classes = self.classes.read();
         classes[class as usize].clone().ok_or(ObjectError::NoClass(class))
-    }
-
-    pub(crate) fn access(&self) -> Access {
-        self.access
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), ObjectError> {

@@ -1,6 +1,6 @@
 //! The files of mlogs and MDCs: names, places, properties.
 
-use crate::disk::log::{self, Place};
+use crate::disk::log::{self, Place, Reserve};
 use crate::disk::medium::Medium;
 use crate::disk::pair::{Pair, PairPlace};
 use crate::disk::record::{LogRecord, Record};
@@ -59,5 +59,5 @@ pub(crate) fn create_root(medium: &dyn Medium, journal: &mut Journal) -> Result<
     let record = LogRecord { id: ROOT_MDC, class: MediaClass::Capacity, capacity: ROOT_CAPACITY };
     Pair::create(&mdc_place(medium, record))?;
     medium.sync_names().during("syncing", medium.path().display())?;
-    journal.write(&[Record::Mdc(record)], false)
+    journal.write(&[Record::Mdc(record)], Reserve::Keep)
 }

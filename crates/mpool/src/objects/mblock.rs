@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::disk::buffer::{AlignedBuf, is_aligned};
 use crate::disk::checksum;
+use crate::disk::log::Reserve;
 use crate::disk::medium::ReadPiece;
 use crate::disk::record::{MblockRecord, Record};
 use crate::disk::space::Extent;
@@ -126,7 +127,6 @@ impl MblockWriter {
     /// is written without being copied first.
     ///
     /// # Errors
-    ///
     /// `Capacity`: nothing was written. Others: the writer can only be aborted.
     pub fn write(&mut self, buffers: &[IoSlice<'_>]) -> Result<(), ObjectError> {
         let object = Object::Mblock(self.id);
@@ -226,7 +226,6 @@ impl MblockWriter {
     /// Commits it: when this returns, it survives a crash. Gives its identity.
     ///
     /// # Errors
-    ///
     /// `Failed`: whether it was committed shows when the pool is opened again. Others: it was not,
     /// and its space is free.
     pub fn commit(self) -> Result<u64, ObjectError> {
@@ -238,11 +237,9 @@ impl MblockWriter {
     /// and some not.
     ///
     /// # Errors
-    ///
     /// As [`MblockWriter::commit`]; one that fails fails all.
     ///
     /// # Panics
-    ///
     /// When they are of different pools.
     pub fn commit_all(mut writers: Vec<Self>) -> Result<Vec<u64>, ObjectError> {
         let Some(first) = writers.first() else { return Ok(Vec::new()) };
@@ -255,9 +252,9 @@ impl MblockWriter {
             }
         }
         let records: Vec<Record> = records.into_iter().map(Record::Mblock).collect();
-        if let Err(e) = inner.commit(records, false) {
+        if let Err(e) = inner.commit(records, Reserve::Keep) {
             // After a failed write the records may be there or not: the space must stay theirs.
-            let failed = inner.journal().is_failed();
+            let failed = inner.journal().pair.is_failed();
             writers.iter_mut().for_each(|w| w.settled |= failed);
             return Err(e);
         }
@@ -309,7 +306,6 @@ impl Mblock {
     /// do; whole blocks into aligned memory ([`AlignedBuf`]) are read without being copied.
     ///
     /// # Errors
-    ///
     /// `PastEnd`; `Damaged` names the first bad block; `NotFound` when it was deleted meanwhile.
     /// `into` holds anything then.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), ObjectError> {

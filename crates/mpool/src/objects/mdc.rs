@@ -1,9 +1,10 @@
 //! MDCs, metadata containers, as a program uses them.
 
+use crate::disk::log::Reserve;
+use crate::disk::medium::Access;
 use crate::disk::pair::Pair;
 use crate::error::{Damage, Object, ObjectError};
 use crate::objects::handle::Handle;
-use crate::objects::inner::Access;
 use crate::objects::log_files::LogProps;
 
 /// An open MDC.
@@ -49,32 +50,29 @@ impl Mdc {
     /// during a compaction, when it ends.
     ///
     /// # Errors
-    ///
     /// Those of [`crate::Mlog::append`]; `Capacity`: compact it.
     pub fn append(&mut self, records: &[&[u8]], sync: bool) -> Result<(), ObjectError> {
-        self.append_to(records, sync, false)
+        self.append_to(records, sync, Reserve::Keep)
     }
 
     /// Appends records because of which space will be free: on a full medium some 20 KiB of these
     /// find room.
     ///
     /// # Errors
-    ///
     /// Those of [`Mdc::append`].
     pub fn append_freeing(&mut self, records: &[&[u8]], sync: bool) -> Result<(), ObjectError> {
-        self.append_to(records, sync, true)
+        self.append_to(records, sync, Reserve::Use)
     }
 
-    fn append_to(&mut self, records: &[&[u8]], sync: bool, freeing: bool) -> Result<(), ObjectError> {
+    fn append_to(&mut self, records: &[&[u8]], sync: bool, reserve: Reserve) -> Result<(), ObjectError> {
         self.0.claim.check_room(self.0.log.appended(), records)?;
-        self.0.log.append(records, freeing)?;
+        self.0.log.append(records, reserve)?;
         if sync { self.0.log.sync() } else { Ok(()) }
     }
 
     /// Makes all records durable.
     ///
     /// # Errors
-    ///
     /// `Io`, `Failed`.
     pub fn sync(&mut self) -> Result<(), ObjectError> {
         self.0.claim.inner.check_writable()?;
@@ -85,7 +83,6 @@ impl Mdc {
     /// these are the old records.
     ///
     /// # Errors
-    ///
     /// `Damaged`: the cursor stays; [`Mdc::skip_damaged`] moves it on.
     pub fn read(&mut self) -> Result<Option<Vec<u8>>, ObjectError> {
         self.0.read()
@@ -94,7 +91,6 @@ impl Mdc {
     /// Moves the cursor to the first whole record behind the damage where it is.
     ///
     /// # Errors
-    ///
     /// `Io`.
     pub fn skip_damaged(&mut self) -> Result<(), ObjectError> {
         self.0.skip_damaged()
@@ -108,7 +104,6 @@ impl Mdc {
     /// From here on appended records are those of the compacted MDC.
     ///
     /// # Errors
-    ///
     /// `Compaction`: one is under way; `ReadOnly`, `Failed`, `Io`.
     pub fn start_compaction(&mut self) -> Result<(), ObjectError> {
         self.0.claim.inner.check_writable()?;
@@ -118,7 +113,6 @@ impl Mdc {
     /// Makes the new records the MDC's, durably. After a crash before this the old ones are.
     ///
     /// # Errors
-    ///
     /// `Compaction`: none is under way; `Failed`, `Io`.
     pub fn end_compaction(&mut self) -> Result<(), ObjectError> {
         self.0.cursor = 0;
@@ -133,7 +127,7 @@ impl Mdc {
 
 impl Drop for Mdc {
     fn drop(&mut self) {
-        if self.0.claim.inner.access() == Access::Exclusive {
+        if self.0.claim.inner.access == Access::Exclusive {
             let _ = self.0.log.close();
         }
     }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::disk::medium::Medium;
+use crate::disk::log::Reserve;
+use crate::disk::medium::{Access, Medium};
 use crate::disk::pair::{Found, Pair, PairPlace};
 use crate::disk::record::{LogRecord, Record};
 use crate::disk::space::Extent;
@@ -141,7 +142,7 @@ impl Meta {
 
 /// The metadata on the medium.
 pub(crate) struct Journal {
-    pair: Pair,
+    pub(crate) pair: Pair,
 }
 
 fn place(medium: &dyn Medium) -> PairPlace<'_> {
@@ -159,7 +160,7 @@ impl Journal {
     pub(crate) fn create(medium: &dyn Medium, name: &str, path: PathBuf) -> Result<Self, ObjectError> {
         let mut journal = Self { pair: Pair::create(&place(medium))? };
         let class = MediaClass::Capacity;
-        journal.write(&[Record::Name(name.into()), Record::Class { class, path }], false)?;
+        journal.write(&[Record::Name(name.into()), Record::Class { class, path }], Reserve::Keep)?;
         Ok(journal)
     }
 
@@ -177,9 +178,9 @@ impl Journal {
     }
 
     /// Reads the metadata of a pool. Nothing is written before [`Journal::mend`].
-    pub(crate) fn open(medium: &dyn Medium, writable: bool) -> Result<(Self, Tables, Found), ObjectError> {
+    pub(crate) fn open(medium: &dyn Medium, access: Access) -> Result<(Self, Tables, Found), ObjectError> {
         let (mut tables, mut unknown) = (Tables::new(), 0);
-        let (pair, mut found) = Pair::open(&place(medium), writable, &mut |bytes| match Record::decode(bytes) {
+        let (pair, mut found) = Pair::open(&place(medium), access, &mut |bytes| match Record::decode(bytes) {
             Some(record) => tables.apply(record),
             None => unknown += 1,
         })?;
@@ -196,18 +197,12 @@ impl Journal {
         self.pair.mend(&place(medium))
     }
 
-    /// Whether a write failed: the media's contents are unknown until the pool is opened again.
-    pub(crate) fn is_failed(&self) -> bool {
-        self.pair.is_failed()
-    }
-
     /// Makes records durable. After an error none of them is there; after a failed write the
-    /// metadata can no longer be changed. `releasing`: they give space back, and may use the
-    /// reserve.
-    pub(crate) fn write(&mut self, records: &[Record], releasing: bool) -> Result<(), ObjectError> {
+    /// metadata can no longer be changed.
+    pub(crate) fn write(&mut self, records: &[Record], reserve: Reserve) -> Result<(), ObjectError> {
         let bytes: Vec<Vec<u8>> = records.iter().map(Record::encode).collect();
         let bytes: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
-        self.pair.append(&bytes, releasing)?;
+        self.pair.append(&bytes, reserve)?;
         self.pair.sync()
     }
 
@@ -221,26 +216,12 @@ impl Journal {
         let records: Vec<Vec<u8>> = records.iter().map(Record::encode).collect();
         self.pair.start_compaction()?;
         let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-        let written = records.chunks(4096).try_for_each(|some| self.pair.append(some, false));
+        let written = records.chunks(4096).try_for_each(|some| self.pair.append(some, Reserve::Keep));
         if let Err(e) = written {
             self.pair.abandon_compaction();
             return Err(e);
         }
         self.pair.end_compaction()
-    }
-
-    /// Bytes of records.
-    pub(crate) fn len(&self) -> u64 {
-        self.pair.content()
-    }
-
-    pub(crate) fn used(&self) -> Result<u64, ObjectError> {
-        self.pair.used()
-    }
-
-    /// Where the records end.
-    pub(crate) fn end(&self) -> End {
-        self.pair.end()
     }
 
     /// Makes the end of the records known to the log. `None`: that failed, or something before.

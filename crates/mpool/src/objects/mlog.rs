@@ -1,6 +1,6 @@
 //! mlogs as a program uses them.
 
-use crate::disk::log::Log;
+use crate::disk::log::{Log, Reserve};
 use crate::error::{Damage, Object, ObjectError};
 use crate::objects::handle::Handle;
 use crate::objects::log_files::LogProps;
@@ -45,18 +45,16 @@ impl Mlog {
     /// Appends one record. With `sync` it, and all before it, are durable when this returns.
     ///
     /// # Errors
-    ///
     /// `Capacity`, `Full`, `ReadOnly`, `Io`: nothing was appended. `Failed`: a sync failed.
     pub fn append(&mut self, record: &[u8], sync: bool) -> Result<(), ObjectError> {
         self.0.claim.check_room(self.0.log.content, &[record])?;
-        self.0.log.append(&[record], false)?;
+        self.0.log.append(&[record], Reserve::Keep)?;
         if sync { self.0.log.sync() } else { Ok(()) }
     }
 
     /// Makes all records durable.
     ///
     /// # Errors
-    ///
     /// `Io`, `Failed`.
     pub fn sync(&mut self) -> Result<(), ObjectError> {
         self.0.claim.inner.check_writable()?;
@@ -66,7 +64,6 @@ impl Mlog {
     /// The record at the cursor, which moves behind it. `None` at the end.
     ///
     /// # Errors
-    ///
     /// `Damaged`: the cursor stays; [`Mlog::skip_damaged`] moves it on.
     pub fn read(&mut self) -> Result<Option<Vec<u8>>, ObjectError> {
         self.0.read()
@@ -90,7 +87,6 @@ impl Mlog {
     /// Moves the cursor to the first whole record behind the damage where it is.
     ///
     /// # Errors
-    ///
     /// `Io`.
     pub fn skip_damaged(&mut self) -> Result<(), ObjectError> {
         self.0.skip_damaged()
@@ -115,7 +111,6 @@ impl Mlog {
     /// when this returns.
     ///
     /// # Errors
-    ///
     /// `ReadOnly`, `Failed`, `Io`.
     pub fn erase(&mut self, at_least: u64) -> Result<u64, ObjectError> {
         self.0.claim.inner.check_writable()?;

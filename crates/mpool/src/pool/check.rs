@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use crate::BLOCK;
 use crate::disk::buffer::AlignedBuf;
 use crate::disk::checksum;
+use crate::disk::medium::Access;
 use crate::error::{Damage, During, Object, ObjectError, PoolError};
 use crate::finding::Finding;
-use crate::objects::inner::Access;
 use crate::objects::mblock::Mblock;
 use crate::pool::Pool;
 
@@ -42,7 +42,6 @@ impl Pool {
     /// losing anything committed was repaired then.
     ///
     /// # Errors
-    ///
     /// Those of looking at the files. An object that cannot be read is a finding, not an error.
     pub fn check(&self, data: bool) -> Result<Report, PoolError> {
         let mut report = Report { findings: self.findings().to_vec(), ..Report::default() };

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use super::Pool;
 use super::directory::{create_class, read_superblock, refuse_others_data};
 use crate::MediaClass;
+use crate::disk::log::Reserve;
+use crate::disk::medium::Access;
 use crate::disk::record::Record;
 use crate::disk::sealed::over;
 use crate::disk::superblock::Superblock;
@@ -19,12 +21,11 @@ impl Pool {
     /// and missing: then it can be added again.
     ///
     /// # Errors
-    ///
     /// `ClassExists`; `Exists`: the directory belongs to a pool already, or is the missing class,
     /// back again; `Occupied`, `ReadOnly`, `Failed`, `Io`.
     pub fn add_class(&self, class: MediaClass, path: &Path) -> Result<(), PoolError> {
         self.inner.check_writable()?;
-        let medium = self.inner.storage.directory(path, true).during("making", path.display())?;
+        let medium = self.inner.storage.make_directory(path).during("making", path.display())?;
         let path = medium.path().to_owned();
         let mut classes = self.inner.classes.write();
         let (mut records, known) = {
@@ -49,15 +50,15 @@ impl Pool {
             Some(_) => return Err(PoolError::Exists(path)),
             None => refuse_others_data(&*medium)?,
         }
-        if !medium.lock(true).during("locking", path.display())? {
+        if !medium.lock(Access::Exclusive).during("locking", path.display())? {
             return Err(PoolError::Busy(path));
         }
         // First the record, so that removing the pool finds the directory.
         records.push(Record::Class { class, path });
-        self.inner.commit(records, false)?;
+        self.inner.commit(records, Reserve::Keep)?;
         let medium = over(medium, self.inner.keys.as_ref(), class);
         create_class(&*medium, &superblock)?;
-        let (opened, _) = Class::open(class, medium, &[], &[], Vec::new(), false)?;
+        let (opened, _) = Class::open(class, medium, &[], &[], Vec::new(), Access::Exclusive)?;
         classes[class as usize] = Some(Arc::new(opened));
         Ok(())
     }

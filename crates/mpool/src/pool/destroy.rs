@@ -9,7 +9,7 @@ use super::lease;
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
 use crate::disk::key::{self, Keys};
-use crate::disk::medium::{Medium, Storage};
+use crate::disk::medium::{Access, Medium, Storage};
 use crate::disk::sealed::over;
 use crate::disk::superblock;
 use crate::error::{During, PoolError};
@@ -22,37 +22,31 @@ impl Pool {
     /// known, and stay.
     ///
     /// # Errors
-    ///
     /// Those of [`Pool::open`].
     pub fn destroy(path: &Path) -> Result<(), PoolError> {
         Self::destroy_on(Arc::new(Disk), path)
     }
 
-    /// Removes a pool as [`Pool::destroy`] does, on the given storage.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Pool::destroy`].
-    pub fn destroy_on(storage: Arc<dyn Storage>, path: &Path) -> Result<(), PoolError> {
+    pub(crate) fn destroy_on(storage: Arc<dyn Storage>, path: &Path) -> Result<(), PoolError> {
         // A damaged pool can be removed, an open one cannot. The lock outlives the reading of the
         // metadata.
-        let medium = storage.directory(path, false).during("opening", path.display())?;
+        let medium = storage.directory(path).during("opening", path.display())?;
         let Some((superblock, _)) = read_superblock(&*medium)? else {
             return Err(PoolError::NotAPool(medium.path().into()));
         };
-        if !medium.lock(true).during("locking", path.display())? {
+        if !medium.lock(Access::Exclusive).during("locking", path.display())? {
             return Err(PoolError::Busy(medium.path().into()));
         }
         let keys = || Keys::open(&*medium, Some(superblock.pool)).ok().map(Arc::new);
         let keys = superblock.is_encrypted().then(keys).flatten();
         let medium = over(medium, keys.as_ref(), MediaClass::Capacity);
         lease::refuse(&*medium)?;
-        let classes = Journal::open(&*medium, false).map(|(_, tables, _)| tables.classes).unwrap_or_default();
+        let classes = Journal::open(&*medium, Access::Shared).map(|(_, tables, _)| tables.classes).unwrap_or_default();
         // The capacity class last, and in each class the superblock last: an interrupted removal
         // can be repeated.
         let mut media: Vec<Arc<dyn Medium>> = Vec::new();
         for path in classes.iter().filter(|(class, _)| **class != MediaClass::Capacity).map(|(_, path)| path) {
-            let Ok(other) = storage.directory(path, false) else { continue };
+            let Ok(other) = storage.directory(path) else { continue };
             match read_superblock(&*other) {
                 Ok(Some((found, _))) if found.pool == superblock.pool => media.push(other),
                 // Adding or removing it was interrupted: there is at most an unfinished superblock

@@ -4,18 +4,18 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::disk::medium::{Medium, Open, Storage};
+use crate::disk::medium::{Access, Medium, Open, Storage};
 use crate::disk::superblock::{ENCRYPTED_VERSION, FORMAT_VERSION, Superblock, read_copies, write_superblock};
 use crate::error::{Damage, During, PoolError};
 use crate::objects::class;
 
 /// The directory of a pool that nobody has open, locked for as long as it lives.
 pub(super) fn locked(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn Medium>, PoolError> {
-    let medium = match storage.directory(path, false) {
+    let medium = match storage.directory(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(PoolError::NotAPool(path.into())),
         medium => medium.during("opening", path.display())?,
     };
-    if medium.lock(true).during("locking", medium.path().display())? {
+    if medium.lock(Access::Exclusive).during("locking", medium.path().display())? {
         Ok(medium)
     } else {
         Err(PoolError::Busy(medium.path().into()))

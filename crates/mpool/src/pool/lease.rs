@@ -22,14 +22,13 @@ use super::Pool;
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
 use crate::disk::key::Keys;
-use crate::disk::medium::{Medium, Storage};
+use crate::disk::medium::{Access, Medium, Storage};
 use crate::disk::record::{MblockRecord, Record};
 use crate::disk::sealed::{SealedLease, over};
 use crate::disk::space::Extent;
 use crate::error::{During, IoError, PoolError};
 use crate::objects::class::Class;
 use crate::objects::info::MblockInfo;
-use crate::objects::inner::Access;
 use crate::objects::mblock::Mblock;
 
 const MAGIC: &[u8; 8] = b"PGLEASE1";
@@ -101,7 +100,6 @@ impl Pool {
     /// what is leased can be read ([`Leased`]) as long as the descriptor or a copy of it is open.
     ///
     /// # Errors
-    ///
     /// `Io`, if the medium cannot be written; `NotFound`.
     pub fn lease(&self, ids: &[u64], note: &[u8]) -> Result<OwnedFd, PoolError> {
         let at = || self.inner.path.display();
@@ -115,7 +113,7 @@ impl Pool {
         let place = |class: &Arc<Class>| (class.class, class.medium.path().to_owned());
         let classes: Vec<_> = classes.iter().flatten().map(place).collect();
         let bytes = Terms { classes, mblocks }.encode(note);
-        let medium = self.inner.storage.directory(&self.inner.path, false).during("opening", at())?;
+        let medium = self.inner.storage.directory(&self.inner.path).during("opening", at())?;
         let medium = over(medium, self.inner.keys.as_ref(), MediaClass::Capacity);
         Ok(medium.lease(&bytes).during("leasing mblocks of", at())?)
     }
@@ -126,7 +124,6 @@ impl Leased {
     /// where the pool is, and the pool where its key is.
     ///
     /// # Errors
-    ///
     /// `Io`, if it is none, or a class is not where it was; those of [`Pool::open`] about keys.
     pub fn open(lease: &File) -> Result<Self, PoolError> {
         let read = || -> io::Result<Vec<u8>> {
@@ -137,7 +134,7 @@ impl Leased {
         let mut bytes = read().during("reading", "a lease")?;
         let mut keys = None;
         if let Some((sealed, rest)) = SealedLease::decode(&bytes) {
-            let medium = Disk.directory(&sealed.path, false).during("opening", sealed.path.display())?;
+            let medium = Disk.directory(&sealed.path).during("opening", sealed.path.display())?;
             let of_pool = keys.insert(Arc::new(Keys::open(&*medium, None)?));
             bytes = sealed.plain(rest, of_pool);
         }
@@ -145,7 +142,7 @@ impl Leased {
         let (terms, note) = Terms::decode(&bytes).ok_or_else(foreign).during("reading", "a lease")?;
         let mut classes = HashMap::new();
         for (class, path) in &terms.classes {
-            let medium = Disk.directory(path, false).during("opening", path.display())?;
+            let medium = Disk.directory(path).during("opening", path.display())?;
             let medium = over(medium, keys.as_ref(), *class);
             classes.insert(*class as usize, Arc::new(Class::open_to_read(*class, medium)?));
         }

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::disk::log::{Log, MISSING, NO_HEADER};
-use crate::disk::medium::Medium;
+use crate::disk::log::{Log, MISSING, NO_HEADER, Reserve};
+use crate::disk::medium::{Access, Medium};
 use crate::disk::pair::Pair;
 use crate::disk::record::{LogRecord, Record};
 use crate::error::{Damage, During, Object, ObjectError, PoolError};
@@ -44,7 +44,6 @@ impl Pool {
     /// more for each.
     ///
     /// # Errors
-    ///
     /// `Full`, `NoClass`, `ReadOnly`, `Failed`, `Io`.
     pub fn mlog_create(&self, class: MediaClass, capacity: u64) -> Result<u64, ObjectError> {
         self.create_log(class, capacity, Record::Mlog, |medium, record| {
@@ -55,7 +54,6 @@ impl Pool {
     /// Makes an MDC; it is there when this returns. `capacity` is each of its two logs'.
     ///
     /// # Errors
-    ///
     /// Those of [`Pool::mlog_create`].
     pub fn mdc_create(&self, class: MediaClass, capacity: u64) -> Result<u64, ObjectError> {
         self.create_log(class, capacity, Record::Mdc, |medium, record| {
@@ -76,8 +74,8 @@ impl Pool {
         let record = LogRecord { id, class, capacity };
         let made = make(&*open.medium, record)
             .and_then(|()| Ok(open.medium.sync_names().during("syncing", open.medium.path().display())?));
-        let made = made.and_then(|()| self.inner.commit(vec![to_record(record)], false));
-        if made.is_err() && !self.inner.journal().is_failed() {
+        let made = made.and_then(|()| self.inner.commit(vec![to_record(record)], Reserve::Keep));
+        if made.is_err() && !self.inner.journal().pair.is_failed() {
             for name in mdc_files(id).chain(mlog_files(id)) {
                 // Files that stay are removed when the pool is opened again.
                 let _ = open.medium.remove(&name);
@@ -99,20 +97,19 @@ impl Pool {
     /// Opens an mlog; one handle at a time.
     ///
     /// # Errors
-    ///
     /// `NotFound`, `Open`, `NoClass`, `Io`; `Damaged`: not even its header can be read.
     pub fn mlog_open(&self, id: u64) -> Result<Mlog, ObjectError> {
         let object = Object::Mlog(id);
         let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mlogs.get(&id).copied())?;
-        let writable = self.inner.check_writable().is_ok();
+        let access = self.inner.access;
         let name = mlog_name(id);
         let place = mlog_place(&*class.medium, claim.record, &name);
         let damaged = |what| Damage { object, offset: 0, what };
-        let (mut log, mut opened) = Log::open(&place, writable, &mut |_| {})?.ok_or(damaged(MISSING))?;
+        let (mut log, mut opened) = Log::open(&place, access, &mut |_| {})?.ok_or(damaged(MISSING))?;
         if opened.no_header {
             return Err(damaged(NO_HEADER).into());
         }
-        if let (true, Some(mending)) = (writable, opened.mending.take()) {
+        if let (Access::Exclusive, Some(mending)) = (access, opened.mending.take()) {
             log.mend(&place, &mending)?;
         }
         opened.damage.append(&mut opened.file_damage);
@@ -123,15 +120,14 @@ impl Pool {
     /// Opens an MDC; one handle at a time.
     ///
     /// # Errors
-    ///
     /// Those of [`Pool::mlog_open`].
     pub fn mdc_open(&self, id: u64) -> Result<Mdc, ObjectError> {
         let object = Object::Mdc(id, 0);
         let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mdcs.get(&id).copied())?;
-        let writable = self.inner.check_writable().is_ok();
+        let access = self.inner.access;
         let place = mdc_place(&*class.medium, claim.record);
-        let (mut pair, found) = Pair::open(&place, writable, &mut |_| {})?;
-        if writable {
+        let (mut pair, found) = Pair::open(&place, access, &mut |_| {})?;
+        if access == Access::Exclusive {
             pair.mend(&place)?;
         }
         Ok(Mdc(Handle::new(pair, claim, found.damage, found.lost, found.torn.first().copied())))
@@ -140,7 +136,6 @@ impl Pool {
     /// Deletes an mlog.
     ///
     /// # Errors
-    ///
     /// `NotFound`, `Open`, `ReadOnly`, `Failed`, `Io`.
     pub fn mlog_delete(&self, id: u64) -> Result<(), ObjectError> {
         let record =
@@ -154,7 +149,6 @@ impl Pool {
     /// Deletes an MDC. The root MDC cannot be deleted.
     ///
     /// # Errors
-    ///
     /// Those of [`Pool::mlog_delete`].
     pub fn mdc_delete(&self, id: u64) -> Result<(), ObjectError> {
         if id == ROOT_MDC {
@@ -178,7 +172,7 @@ impl Pool {
         self.inner.check_writable()?;
         // Claimed, so that nobody opens or deletes it meanwhile.
         let claim = Claim::take(&self.inner, id, object, find)?;
-        self.inner.commit(vec![gone], true)?;
+        self.inner.commit(vec![gone], Reserve::Use)?;
         let record = claim.record;
         Ok(record)
     }

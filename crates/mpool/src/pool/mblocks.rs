@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Pool;
+use crate::disk::log::Reserve;
 use crate::disk::record::Record;
 use crate::error::{Object, ObjectError};
 use crate::objects::info::{MblockInfo, MblockProps};
@@ -18,7 +19,6 @@ impl Pool {
     /// Allocates an mblock, to be written and committed.
     ///
     /// # Errors
-    ///
     /// `Full`, `NoClass`, `ReadOnly`, `Io`.
     pub fn mblock_alloc(&self, allocation: Allocation) -> Result<MblockWriter, ObjectError> {
         self.inner.check_writable()?;
@@ -40,7 +40,6 @@ impl Pool {
     /// Finds a committed mblock.
     ///
     /// # Errors
-    ///
     /// `NotFound`; `NoClass`: its class is missing.
     pub fn mblock(&self, id: u64) -> Result<Mblock, ObjectError> {
         let info = self.inner.meta().tables.mblocks.get(&id).cloned();
@@ -60,7 +59,6 @@ impl Pool {
     /// error of the medium the first of them may be gone.
     ///
     /// # Errors
-    ///
     /// `NotFound`, `Mapped`: none was deleted. `ReadOnly`, `Failed`, `Io`.
     pub fn mblock_delete(&self, ids: &[u64]) -> Result<(), ObjectError> {
         self.inner.check_writable()?;
@@ -71,7 +69,7 @@ impl Pool {
         };
         for (i, some) in infos.chunks(DELETED_AT_ONCE).enumerate() {
             let records = some.iter().map(|info| Record::MblockGone(info.record.id)).collect();
-            if let Err(e) = self.inner.commit(records, true) {
+            if let Err(e) = self.inner.commit(records, Reserve::Use) {
                 stay(&infos[i * DELETED_AT_ONCE..]);
                 return Err(e);
             }

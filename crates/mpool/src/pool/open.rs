@@ -9,7 +9,7 @@ use super::{OpenOptions, Pool, lease, logs};
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
 use crate::disk::key::Keys;
-use crate::disk::medium::{Medium, Open, Storage};
+use crate::disk::medium::{Access, Medium, Open, Storage};
 use crate::disk::record::MblockRecord;
 use crate::disk::sealed::over;
 use crate::disk::space::Extent;
@@ -17,14 +17,13 @@ use crate::disk::superblock::{self, State, Superblock, write_superblock};
 use crate::error::{Damage, During, Object, PoolError};
 use crate::finding::Finding;
 use crate::objects::class::{Class, DATA};
-use crate::objects::inner::{Access, Inner, Parts};
+use crate::objects::inner::{Inner, Parts};
 use crate::objects::meta::{Journal, Tables};
 
 impl Pool {
     /// Opens the pool whose capacity class is in `path`.
     ///
     /// # Errors
-    ///
     /// `NotAPool`, `Busy`, `Version`, `NoKey`, `WrongKey`, `KeyLost`, `UnfitKey`, `Damaged`,
     /// `ClassMissing`, `NoData`, `Apart`, `Io`.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Self, PoolError> {
@@ -34,12 +33,11 @@ impl Pool {
     /// Opens a pool as [`Pool::open`] does, on the given storage.
     ///
     /// # Errors
-    ///
     /// Those of [`Pool::open`].
     pub fn open_on(storage: Arc<dyn Storage>, path: &Path, options: OpenOptions) -> Result<Self, PoolError> {
         let access = if options.salvage { Access::Shared } else { options.access };
         let opened = Self::open_with(storage, path, options, access);
-        opened.map_err(|e| not_writable(e, access == Access::Exclusive, path))
+        opened.map_err(|e| not_writable(e, access, path))
     }
 
     fn open_with(
@@ -49,12 +47,12 @@ impl Pool {
         access: Access,
     ) -> Result<Self, PoolError> {
         let exclusive = access == Access::Exclusive;
-        let medium = match storage.directory(path, false) {
+        let medium = match storage.directory(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(PoolError::NotAPool(path.into())),
             medium => medium.during("opening", path.display())?,
         };
         let path = medium.path().to_owned();
-        if !medium.lock(exclusive).during("locking", path.display())? {
+        if !medium.lock(access).during("locking", path.display())? {
             return Err(PoolError::Busy(path));
         }
         let Some((superblock, damage)) = read_superblock(&*medium)? else { return Err(PoolError::NotAPool(path)) };
@@ -67,7 +65,7 @@ impl Pool {
         };
         let medium = over(medium, keys.as_ref(), MediaClass::Capacity);
         let held = if exclusive { lease::held(&*medium)? } else { lease::Held::new() };
-        let mut opening = Opening { exclusive, options, superblock, held, findings: Vec::new() };
+        let mut opening = Opening { access, options, superblock, held, findings: Vec::new() };
         opening.note_copy(damage);
         opening.note_copy(keys.as_ref().and_then(|keys| keys.damage().cloned()));
         let (mut journal, tables, damage) = opening.metadata(&*medium)?;
@@ -76,7 +74,7 @@ impl Pool {
             // The capacity class is where the pool was found, which may have been moved.
             let directory = match class {
                 MediaClass::Capacity => Some((superblock, medium.clone())),
-                _ => opening.find_class(&tables, class, class_path, storage.directory(class_path, false).ok())?,
+                _ => opening.find_class(&tables, class, class_path, storage.directory(class_path).ok())?,
             };
             let directory = directory.map(|(superblock, medium)| match class {
                 MediaClass::Capacity => (superblock, medium),
@@ -116,10 +114,10 @@ impl Pool {
 }
 
 /// The remedy for a medium that is read-only.
-fn not_writable(error: PoolError, exclusive: bool, path: &Path) -> PoolError {
+fn not_writable(error: PoolError, access: Access, path: &Path) -> PoolError {
     let refused = [io::ErrorKind::ReadOnlyFilesystem, io::ErrorKind::PermissionDenied];
     match error {
-        PoolError::Io(cause) if exclusive && refused.contains(&cause.os().kind()) => {
+        PoolError::Io(cause) if access == Access::Exclusive && refused.contains(&cause.os().kind()) => {
             PoolError::NotWritable { path: path.into(), cause }
         }
         error => error,
@@ -131,7 +129,7 @@ pub(super) type Directory = (Superblock, Arc<dyn Medium>);
 
 /// A pool that is being opened.
 pub(super) struct Opening {
-    exclusive: bool,
+    access: Access,
     options: OpenOptions,
     superblock: Superblock,
     /// What is leased, for an exclusive opening.
@@ -143,19 +141,20 @@ impl Opening {
     /// For writing all superblocks anew.
     pub(super) fn exclusive(superblock: Superblock) -> Self {
         let (options, held, findings) = Default::default();
-        Self { exclusive: true, options, superblock, held, findings }
+        Self { access: Access::Exclusive, options, superblock, held, findings }
     }
 
     /// Notes damage of one copy of a superblock or key. An exclusive opening writes both anew.
     fn note_copy(&mut self, damage: Option<Damage>) {
-        self.findings.extend(damage.map(|damage| Finding::Damage { damage, repaired: self.exclusive }));
+        self.findings
+            .extend(damage.map(|damage| Finding::Damage { damage, repaired: self.access == Access::Exclusive }));
     }
 
     /// Replays the metadata; gives their damage, too.
     fn metadata(&mut self, medium: &dyn Medium) -> Result<(Journal, Tables, Vec<Damage>), PoolError> {
-        let (journal, mut tables, mut found) = Journal::open(medium, self.exclusive)?;
+        let (journal, mut tables, mut found) = Journal::open(medium, self.access)?;
         if let State::Closed(end) = self.superblock.opening.state {
-            let now = journal.end();
+            let now = journal.pair.end();
             if (now.generation, now.number) < (end.generation, end.number) {
                 let what = "the records end before those of the last clean close";
                 found.damage.push(Damage { object: Object::Metadata(0), offset: now.end, what });
@@ -200,7 +199,7 @@ impl Opening {
             self.findings.push(Finding::ClassMissing { class, path: path.into(), mblocks });
             return Ok(None);
         };
-        if !medium.lock(self.exclusive).during("locking", path.display())? {
+        if !medium.lock(self.access).during("locking", path.display())? {
             return Err(PoolError::Busy(path.into()));
         }
         self.note_copy(damage);
@@ -300,7 +299,7 @@ impl Opening {
         let used: Vec<MblockRecord> = tables.mblocks.values().map(|m| m.record).filter(|m| m.class == class).collect();
         let kept: Vec<Extent> = tables.kept.iter().filter(|(of, _)| *of == class).map(|(_, extent)| *extent).collect();
         let leased: Vec<Extent> = self.held.iter().filter(|(of, _)| *of == class).map(|(_, e)| *e).collect();
-        let (opened, overlaps) = Class::open(class, medium, &used, &kept, leased, !self.exclusive)?;
+        let (opened, overlaps) = Class::open(class, medium, &used, &kept, leased, self.access)?;
         if !kept.is_empty() {
             let bytes = kept.iter().map(|extent| extent.len).sum();
             self.findings.push(Finding::SpaceKept { class, bytes });

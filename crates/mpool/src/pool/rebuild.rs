@@ -18,7 +18,7 @@ use super::{Pool, new_superblock};
 use crate::disk::file_system::Disk;
 use crate::disk::key::{self, Keys};
 use crate::disk::log::Log;
-use crate::disk::medium::{Medium, Storage};
+use crate::disk::medium::{Access, Medium, Storage};
 use crate::disk::pair::Pair;
 use crate::disk::record::{LogRecord, MblockRecord, Record};
 use crate::disk::sealed::over;
@@ -69,19 +69,13 @@ impl Pool {
     /// normal opening refuses it because both copies have lost the same part. It must not be open.
     ///
     /// # Errors
-    ///
     /// `NotAPool`: there is neither a superblock nor a data file. `Busy`, `Version`,
     /// `ClassMissing`, `Apart`, `NoDirectory`, `Io`.
     pub fn rebuild(path: &Path, how: Rebuild) -> Result<Rebuilt, PoolError> {
         Self::rebuild_on(Arc::new(Disk), path, how)
     }
 
-    /// Rebuilds a pool as [`Pool::rebuild`] does, on the given storage.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Pool::rebuild`].
-    pub fn rebuild_on(storage: Arc<dyn Storage>, path: &Path, how: Rebuild) -> Result<Rebuilt, PoolError> {
+    pub(crate) fn rebuild_on(storage: Arc<dyn Storage>, path: &Path, how: Rebuild) -> Result<Rebuilt, PoolError> {
         let medium = locked(&*storage, path)?;
         let path = medium.path().to_owned();
         let superblock = superblock_if_any(&*medium)?;
@@ -157,7 +151,7 @@ impl Rebuilt {
         medium: &dyn Medium,
         superblock: Option<Superblock>,
     ) -> Result<(Journal, Tables), PoolError> {
-        let (journal, tables, found) = match Journal::open(medium, true) {
+        let (journal, tables, found) = match Journal::open(medium, Access::Exclusive) {
             Err(ObjectError::Damaged(damage)) => {
                 (self.damage, self.records_lost) = (vec![damage], 1);
                 return Ok((Journal::create_empty(medium)?, Tables::new()));
@@ -167,7 +161,7 @@ impl Rebuilt {
         (self.damage, self.records_lost) = (found.damage, found.lost);
         match superblock.map(|superblock| superblock.opening.state) {
             Some(State::Closed(end)) => {
-                let now = journal.end();
+                let now = journal.pair.end();
                 if (now.generation, now.number) < (end.generation, end.number) {
                     self.records_lost += end.number.saturating_sub(now.number).max(1);
                 }
@@ -192,7 +186,7 @@ impl Rebuilt {
         for (&class, path) in tables.classes.iter().filter(|(class, _)| **class != MediaClass::Capacity) {
             let missing = || PoolError::ClassMissing { class, path: path.clone() };
             let needed = !tables.gone_with(class).is_empty();
-            let directory = match storage.directory(path, false) {
+            let directory = match storage.directory(path) {
                 Ok(directory) => directory,
                 Err(_) if needed => return Err(missing()),
                 Err(_) => continue,
@@ -204,7 +198,7 @@ impl Rebuilt {
                 (_, _, true) => return Err(missing()),
                 _ => continue,
             }
-            if !directory.lock(true).during("locking", path.display())? {
+            if !directory.lock(Access::Exclusive).during("locking", path.display())? {
                 return Err(PoolError::Busy(path.clone()));
             }
             others.push((class, own, over(directory, keys, class)));
@@ -229,7 +223,7 @@ impl Rebuilt {
             if let Some(id) = name.strip_prefix("mlog-").and_then(id).filter(|id| !tables.mlogs.contains_key(id)) {
                 let record = LogRecord { id, class, capacity: 1 << 30 };
                 let name = mlog_name(id);
-                let opened = Log::open(&mlog_place(medium, record, &name), false, &mut |_| {})?;
+                let opened = Log::open(&mlog_place(medium, record, &name), Access::Shared, &mut |_| {})?;
                 if opened.is_some_and(|(_, opened)| !opened.no_header) {
                     tables.apply(Record::Mlog(record));
                     self.found.push(Object::Mlog(id));
@@ -237,7 +231,7 @@ impl Rebuilt {
             }
             if let Some(id) = name.strip_prefix("mdc-").and_then(id).filter(|id| !tables.mdcs.contains_key(id)) {
                 let record = LogRecord { id, class, capacity: 1 << 30 };
-                if Pair::open(&mdc_place(medium, record), false, &mut |_| {}).is_ok() {
+                if Pair::open(&mdc_place(medium, record), Access::Shared, &mut |_| {}).is_ok() {
                     tables.apply(Record::Mdc(record));
                     self.found.push(Object::Mdc(id, 0));
                 }
@@ -267,7 +261,7 @@ impl Rebuilt {
         lost: bool,
         free_lost: bool,
     ) -> Result<(), PoolError> {
-        let open = |used: &[MblockRecord]| Class::open(class, medium.clone(), used, &[], Vec::new(), true);
+        let open = |used: &[MblockRecord]| Class::open(class, medium.clone(), used, &[], Vec::new(), Access::Shared);
         if lost {
             let (opened, _) = open(&[])?;
             let opened = Arc::new(opened);

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use crate::Access;
 use crate::KeyPlace;
 use crate::disk::file_system::{make_directory, sync_directory};
 use crate::error::{During, PoolError};
-use crate::pool::{Access, OpenOptions, Pool};
+use crate::pool::{OpenOptions, Pool};
 
 /// A directory of pools' names.
 #[derive(Clone, Debug)]
@@ -41,7 +42,6 @@ impl Registry {
     /// The directory of the pool of that name. A word with a slash is a path already.
     ///
     /// # Errors
-    ///
     /// `Name`, `NoSuchPool`.
     pub fn find(&self, name: &str) -> Result<PathBuf, PoolError> {
         if name.contains('/') {
@@ -53,7 +53,6 @@ impl Registry {
     /// All names and where they lead, sorted.
     ///
     /// # Errors
-    ///
     /// `Io`.
     pub fn list(&self) -> Result<Vec<(String, PathBuf)>, PoolError> {
         let at = || self.directory.display();
@@ -75,7 +74,6 @@ impl Registry {
     /// Makes a pool and enters its name.
     ///
     /// # Errors
-    ///
     /// `Exists`: the name is taken; those of [`Pool::create`].
     pub fn create(&self, name: &str, path: &Path) -> Result<Pool, PoolError> {
         self.enter(name, || Pool::create(path, name))
@@ -84,7 +82,6 @@ impl Registry {
     /// Makes an encrypted pool and enters its name.
     ///
     /// # Errors
-    ///
     /// `Exists`: the name is taken; those of [`Pool::create_encrypted`].
     pub fn create_encrypted(&self, name: &str, path: &Path, key: impl Into<KeyPlace>) -> Result<Pool, PoolError> {
         self.enter(name, || Pool::create_encrypted(path, name, key))
@@ -105,7 +102,6 @@ impl Registry {
     /// Renames a pool. For a path, only the name inside the pool changes.
     ///
     /// # Errors
-    ///
     /// `Exists`: the new name is taken; those of [`Pool::open`].
     pub fn rename(&self, from: &str, to: &str) -> Result<(), PoolError> {
         let new = self.link(to)?;
@@ -125,7 +121,6 @@ impl Registry {
     /// Removes a pool and its name.
     ///
     /// # Errors
-    ///
     /// Those of [`Pool::destroy`].
     pub fn destroy(&self, name: &str) -> Result<(), PoolError> {
         let path = self.find(name)?;

@@ -91,7 +91,7 @@ fn making_and_removing(key: Option<&Path>) {
                 Err(PoolError::Io(e)) if e.os().kind() == std::io::ErrorKind::NotFound => {}
                 Err(e) => panic!("{what}: {e}"),
             }
-            let left = crashed.storage().directory(staging, false).and_then(|other| other.list()).unwrap_or_default();
+            let left = crashed.storage().directory(staging).and_then(|other| other.list()).unwrap_or_default();
             assert!(left.is_empty(), "{what}: of the other class is left {left:?}");
             // No leftover is in the way.
             make(&crashed).and_then(fill).unwrap_or_else(|e| panic!("{what}, again: {e}"));

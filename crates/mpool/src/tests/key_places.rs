@@ -115,7 +115,7 @@ fn a_wrapped_key_of_a_later_version_is_not_taken_for_a_lost_one() {
     let key = key(1);
     let (sim, blocks, log) = make_with(true, Some(key.path()));
     let replace = |sim: &Sim, name: &str, bytes: &[u8]| {
-        let medium = sim.storage().directory(Path::new(PATH), false).unwrap();
+        let medium = sim.storage().directory(Path::new(PATH)).unwrap();
         medium.open(name, Open::default()).unwrap().write_at(bytes, 0).unwrap();
     };
     let block = sim.bytes(Path::new(PATH)).into_iter().find(|(name, _)| name == NAMES[0]).unwrap().1;

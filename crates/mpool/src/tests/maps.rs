@@ -87,7 +87,7 @@ fn one_mapping(map: Map) {
     assert!(matches!(pool.mblock_delete(&[ids[2]]), Err(ObjectError::Mapped { times: 1, .. })));
     assert!(matches!(cache.map(&pool, &[], Temperature::Hot), Err(MapError::Empty)));
     drop(map);
-    assert_eq!(cache.stats().resident_bytes, 0);
+    assert_eq!(cache.stats().memory.resident, 0);
     // A fault thread may have it in hand for a moment yet.
     let gone = (0..500).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
@@ -174,12 +174,12 @@ fn churn_one(settings: Settings, map: Map) {
         stop.store(true, Ordering::Relaxed);
     });
     let stats = cache.stats();
-    assert!(stats.resident_bytes <= 2 << 20, "{stats:?}");
+    assert!(stats.memory.resident <= 2 << 20, "{stats:?}");
     assert!(stats.loaded > 2000 && stats.faults > 100, "{stats:?}");
     assert!(stats.reaped + stats.evicted_directly > 1000, "{stats:?}");
     // The reaper may still be evicting: two sums that are taken one after the other are equal once
     // it has enough.
-    let sums = || (maps.iter().map(|m| m.resident_bytes()).sum::<u64>(), cache.stats().resident_bytes);
+    let sums = || (maps.iter().map(|m| m.resident_bytes()).sum::<u64>(), cache.stats().memory.resident);
     let equal = (0..500).any(|_| {
         let (of_maps, of_all) = sums();
         if of_maps != of_all {
@@ -189,7 +189,7 @@ fn churn_one(settings: Settings, map: Map) {
     });
     assert!(equal, "{:?}", sums());
     drop(maps);
-    assert_eq!(cache.stats().resident_bytes, 0);
+    assert_eq!(cache.stats().memory.resident, 0);
 }
 
 const TIGHT: u64 = 2 << 20;
@@ -210,7 +210,7 @@ fn nothing_is_counted_after_a_map_is_dropped() {
             assert!(map.get(0, 0, 1).unwrap() == &want[..1]);
         });
         drop(map);
-        assert_eq!(cache.stats().resident_bytes, 0);
+        assert_eq!(cache.stats().memory.resident, 0);
     }
 }
 
@@ -234,7 +234,7 @@ fn nothing_is_counted_after_maps_are_dropped_under_pressure() {
                     });
                 }
             });
-            assert_eq!(cache.stats().resident_bytes, 0);
+            assert_eq!(cache.stats().memory.resident, 0);
         }
     }
 }

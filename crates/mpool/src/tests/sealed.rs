@@ -201,7 +201,7 @@ fn a_wrapped_key_that_was_tampered_with_is_refused_or_wraps_the_same_key() {
         bytes[at] ^= 0x40;
         bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
         let bad = sim.copy();
-        let medium = bad.storage().directory(Path::new(PATH), false).unwrap();
+        let medium = bad.storage().directory(Path::new(PATH)).unwrap();
         for name in NAMES {
             medium.open(name, Open::default()).unwrap().write_at(&bytes, 0).unwrap();
         }
@@ -246,7 +246,7 @@ fn a_pool_is_removed_without_its_key_too_and_the_wrapped_key_goes_first() {
     let lost = sim.copy();
     Pool::destroy_on(sim.storage(), Path::new(PATH)).unwrap();
     for path in [PATH, STAGING] {
-        assert!(sim.storage().directory(Path::new(path), false).is_err(), "{path} is left");
+        assert!(sim.storage().directory(Path::new(path)).is_err(), "{path} is left");
     }
     drop(key);
     let begin = lost.operations();
@@ -261,7 +261,7 @@ fn a_pool_is_removed_without_its_key_too_and_the_wrapped_key_goes_first() {
 
 /// A sealed file beside a plain one: whatever is done to both, they read the same.
 fn alike(storage: &dyn Storage, path: &Path, seed: u64) {
-    let (medium, key) = (storage.directory(path, true).unwrap(), key(1));
+    let (medium, key) = (storage.make_directory(path).unwrap(), key(1));
     let keys = Arc::new(Keys::create(&*medium, [7; 16], &UserKey::read(&key.path().into()).unwrap()).unwrap());
     let how = Open { create: true, ..Open::default() };
     let plain = medium.open("plain", how).unwrap();
@@ -333,7 +333,7 @@ fn a_file_reads_the_same_as_without_encryption_holes_and_parts_of_sectors_too() 
 #[test]
 fn each_file_and_class_has_keys_of_its_own() {
     let (sim, key) = (Sim::default(), key(1));
-    let medium = sim.storage().directory(Path::new("/medium"), true).unwrap();
+    let medium = sim.storage().make_directory(Path::new("/medium")).unwrap();
     let keys = Arc::new(Keys::create(&*medium, [7; 16], &UserKey::read(&key.path().into()).unwrap()).unwrap());
     let mut seen = std::collections::BTreeSet::new();
     for (class, name) in

@@ -107,7 +107,8 @@ fn plain(name: &str, content: &[u8]) -> Vec<u8> {
 fn about(bytes: u64) -> Vec<u8> {
     let description = record(Vec::new()).description;
     let (name, source) = ("one".into(), "q 1".into());
-    let about = About { format: FORMAT, name, created: 1, source, regions: vec![(0, bytes)], description, images: vec![] };
+    let about =
+        About { format: FORMAT, name, created: 1, source, regions: vec![(0, bytes)], description, images: vec![] };
     plain("snapshot.json", &serde_json::to_vec(&about).unwrap())
 }
 

@@ -64,7 +64,7 @@ impl Own<'_> {
         for segment in self.segments.all() {
             load.push(segment.try_clone()?);
         }
-        let mut words = ram_words(bytes, fd.as_raw_fd(), true);
+        let mut words = ram_words(bytes, fd.as_raw_fd(), "on");
         words.extend(monitor_words(MONITOR, &socket(directory)));
         for (name, value) in self.environment {
             match value {

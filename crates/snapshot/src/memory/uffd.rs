@@ -42,31 +42,14 @@ const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// Why a snapshot's memory is not served by userfaultfd.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum UffdError {
-    /// The socket cannot be made.
     #[error("cannot make the socket {}", socket.display())]
-    Listen {
-        /// The socket.
-        socket: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// What a program sent is not understood, or does not fit the snapshot.
+    Listen { socket: PathBuf, source: io::Error },
     #[error("program {pid} is not served: {why}; it waits for its memory, and must be ended")]
-    Message {
-        /// The program.
-        pid: i32,
-        /// Why.
-        why: String,
-    },
-    /// A page cannot be read, or not copied.
+    Message { pid: i32, why: String },
     #[error("program {pid} needs a page that cannot be given to it, and ends: {why}")]
-    Page {
-        /// The program.
-        pid: i32,
-        /// Why.
-        why: String,
-    },
+    Page { pid: i32, why: String },
 }
 
 /// A part of a program's guest memory.

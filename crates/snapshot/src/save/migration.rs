@@ -22,7 +22,7 @@ use mpool::{AlignedBuf, BLOCK};
 use serde_json::{Value, json};
 
 use super::{BANDWIDTH, Guest, Options, PIPE, STREAM, SaveError, Saved, Task, pipe};
-use crate::monitor::{IGNORE_SHARED, Monitor, PAUSES_FIRST};
+use crate::monitor::{Capability, IGNORE_SHARED, Monitor, PAUSES_FIRST};
 use crate::stream::{StreamError, split};
 
 /// Pages that are stored at once: 1 MiB.
@@ -166,8 +166,8 @@ impl Guest {
             disk.make(overlay)?;
         }
         let pause_ms = options.ram.max_pause.as_millis() as u64;
-        self.qmp.set_capability(IGNORE_SHARED, true)?;
-        self.qmp.set_capability(PAUSES_FIRST, true)?;
+        self.qmp.set_capability(IGNORE_SHARED, Capability::On)?;
+        self.qmp.set_capability(PAUSES_FIRST, Capability::On)?;
         let parameters = json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": pause_ms });
         self.qmp.execute("migrate-set-parameters", parameters)?;
         let (out, ram) = (pipe(&mut self.qmp)?, self.ram.len as u64);

@@ -128,7 +128,7 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
     let middle = bytes.len() / 2;
     let flipped: Vec<u8> = bytes.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == middle)).collect();
     for (bad, words) in [
-        (&bytes[..middle], "cannot write or read the archive"),
+        (&bytes[..middle], "the archive is damaged: it ends too early"),
         (&flipped[..], "the archive is damaged"),
         (b"no archive at all", "is no archive of"),
         (b"", "is no archive of"),

@@ -114,7 +114,7 @@ fn whatever_changes_each_checkpoint_is_the_memory_of_its_time() {
             assert!(names.iter().all(|at| is(&catalog, &kept[*at].0, &kept[*at].1)), "{seed} {i}");
             assert!(last.needs.leaves.len() <= map::MOST, "{:?}", last.needs.leaves);
         }
-        assert!(catalog.check(true).unwrap().is_empty());
+        assert!(catalog.check(Wrong::Repair).unwrap().is_empty());
         assert!(kept.iter().all(|(name, model)| is(&catalog, name, model)), "{seed}");
         let (there, needed) = there_and_needed(&catalog);
         assert_eq!(there, needed, "{seed}: nothing is left over");
@@ -186,7 +186,7 @@ fn a_damaged_leaf_is_not_built_upon_and_hurts_nothing_else() {
     let at = (0..bytes.len()).step_by(BLOCK).find(|at| bytes[*at..][..8] == place && bytes[*at + 8..][..8] == place);
     let file = std::fs::File::options().write(true).open(&data).unwrap();
     file.write_all_at(&[!place[0]], at.unwrap() as u64).unwrap();
-    let findings = Catalog::open(&pool).unwrap().check(false).unwrap();
+    let findings = Catalog::open(&pool).unwrap().check(Wrong::Report).unwrap();
     assert!(matches!(findings[..], [Finding::Unreadable(_)]), "{findings:?}");
     now[0] = Some(9);
     let (second, catalog) = try_go_on(Catalog::open(&pool).unwrap(), "second", &first, &now, &[0]).unwrap();

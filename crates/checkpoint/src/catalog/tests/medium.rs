@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use mpool::{BLOCK, Medium, MediumFile, Open, Room, Storage};
+use mpool::{Access, BLOCK, Medium, MediumFile, Open, Room, Storage};
 
 #[derive(Clone, Default)]
 struct File {
@@ -73,7 +73,11 @@ impl Memory {
 }
 
 impl Storage for Memory {
-    fn directory(&self, path: &Path, _create: bool) -> io::Result<Arc<dyn Medium>> {
+    fn make_directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        self.directory(path)
+    }
+
+    fn directory(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
         Ok(Arc::new(Place(self.clone(), path.into())))
     }
 
@@ -124,7 +128,7 @@ impl Medium for Place {
         self.0.change(|_| Ok(()))
     }
 
-    fn lock(&self, _exclusive: bool) -> io::Result<bool> {
+    fn lock(&self, _: Access) -> io::Result<bool> {
         Ok(true)
     }
 

@@ -52,21 +52,21 @@ fn a_record_that_names_other_data_than_its_map_is_found_and_written_anew() {
     store(&pool, "one", &[1, 2, 3]);
     let two = store(&pool, "two", &[3, 4]);
     let mut catalog = Catalog::open(&pool).unwrap();
-    assert!(catalog.check(true).unwrap().is_empty());
+    assert!(catalog.check(Wrong::Repair).unwrap().is_empty());
     catalog.append(&[Entry::Checkpoint(two.clone(), Needs { data: list::Ids::default(), ..two.needs })]).unwrap();
     drop(catalog);
     let mut catalog = Catalog::open(&pool).unwrap();
     assert_eq!(recorded(&catalog), [1, 0]);
     let finding = |findings: Vec<Finding>| findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    let found = finding(catalog.check(false).unwrap());
+    let found = finding(catalog.check(Wrong::Report).unwrap());
     assert!(found.starts_with("the record of checkpoint two names other data mblocks than its map; "), "{found}");
     assert!(found.contains("without --read-only"), "{found}");
-    let found = finding(catalog.check(true).unwrap());
+    let found = finding(catalog.check(Wrong::Repair).unwrap());
     assert!(found.contains("checkpoint two") && found.ends_with("written anew"), "{found}");
     assert_eq!(recorded(&catalog), counted(&catalog));
     drop(catalog);
     let mut catalog = Catalog::open(&pool).unwrap();
-    assert!(catalog.check(true).unwrap().is_empty());
+    assert!(catalog.check(Wrong::Repair).unwrap().is_empty());
     catalog.remove("one").unwrap();
     assert!(load_from(&catalog, "two") == pages_of(&[3, 4]));
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{DATA, Place, decode_header, header, names};
 use crate::BLOCK;
 use crate::disk::frame;
-use crate::disk::medium::{MediumFile, Open};
+use crate::disk::medium::{Access, MediumFile, Open};
 use crate::error::{During, ObjectError};
 
 /// One of a log's files, and what is in it. Bytes that cannot be read are zeros.
@@ -55,8 +55,8 @@ impl Copy {
 }
 
 /// The log's files, where they are there.
-pub(super) fn copies(place: &Place<'_>, writable: bool) -> Result<[Copy; 2], ObjectError> {
-    let how = Open { read_only: !writable, ..Open::default() };
+pub(super) fn copies(place: &Place<'_>, access: Access) -> Result<[Copy; 2], ObjectError> {
+    let how = Open { read_only: access == Access::Shared, ..Open::default() };
     let open = |name: &String| match place.medium.open(name, how) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Copy { file: None, bytes: Vec::new(), bad: Vec::new() }),
         file => Copy::read(file.during("opening", place.object)?, place),

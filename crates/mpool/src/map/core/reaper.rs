@@ -19,17 +19,17 @@ impl Core {
         let mut watched = Instant::now();
         let mut aged = Instant::now();
         let mut half_lives = 0.0;
-        while !self.stopping.load(Ordering::Acquire) {
-            self.alarmed.store(false, Ordering::Relaxed);
+        while !self.reaper.stopping.load(Ordering::Acquire) {
+            self.reaper.alarmed.store(false, Ordering::Relaxed);
             let levels = self.look_at_memory();
             let near = levels.is_below(self.settings.high * 1.5);
-            self.full.store(near, Ordering::Relaxed);
+            self.marks.full.store(near, Ordering::Relaxed);
             if levels.is_below(self.settings.low) {
                 let gone = self.evict();
                 self.stats.reaped.fetch_add(gone as u64, Ordering::Relaxed);
                 self.look_at_memory();
-                *self.room.0.lock() += 1;
-                self.room.1.notify_all();
+                *self.reaper.room.0.lock() += 1;
+                self.reaper.room.1.notify_all();
             }
             // Time passes faster under pressure.
             let speed = 1.0 + self.pressure() * (self.settings.ttl_divisor - 1.0).max(0.0);
@@ -48,8 +48,8 @@ impl Core {
                 watched = Instant::now();
             }
             let pause = self.settings.tick * if near { 1 } else { 10 };
-            let mut asked = self.work.0.lock();
-            self.work.1.wait_while_for(&mut asked, |asked| !*asked, pause);
+            let mut asked = self.reaper.work.0.lock();
+            self.reaper.work.1.wait_while_for(&mut asked, |asked| !*asked, pause);
             *asked = false;
         }
     }

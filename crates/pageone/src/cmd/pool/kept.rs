@@ -1,7 +1,7 @@
 //! The checkpoints that a pool keeps.
 
 use anyhow::Result;
-use checkpoint::{Catalog, Checkpoint, OpenError};
+use checkpoint::{Catalog, Checkpoint, OpenError, Wrong};
 use control::units::size;
 use mpool::{Access, BLOCK, Pool};
 use output::text::printable;
@@ -112,7 +112,10 @@ pub(super) fn check(pool: &Pool, data: bool) -> Result<usize> {
             return Ok(1);
         }
     };
-    let mut findings = catalog.check(pool.props().access == Access::Exclusive)?;
+    let mut findings = catalog.check(match pool.props().access {
+        Access::Exclusive => Wrong::Repair,
+        Access::Shared => Wrong::Report,
+    })?;
     if data {
         findings.extend(catalog.check_compressed());
     }

@@ -8,7 +8,7 @@
 //! A request is a line of JSON, with the file's descriptor; the answer is one too.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -32,6 +32,8 @@ use crate::chain;
 
 /// Bytes of the longest request.
 const LONGEST: usize = 4096;
+/// Bytes of the longest answer: 100,000 checkpoints.
+const LONGEST_ANSWER: u64 = 64 << 20;
 /// How long a request may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Requests that are served at once; others wait.
@@ -237,9 +239,9 @@ fn ask(stream: &UnixStream, request: &Request, file: Option<&File>) -> io::Resul
     let sent = sendmsg(stream, &[IoSlice::new(&line)], &mut control, SendFlags::NOSIGNAL)?;
     let mut rest = stream;
     rest.write_all(&line[sent..])?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
-    Ok(serde_json::from_str(&answer)?)
+    let mut answer = Vec::new();
+    BufReader::new(stream.take(LONGEST_ANSWER)).read_until(b'\n', &mut answer)?;
+    Ok(serde_json::from_slice(&answer)?)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub enum ClaimError {
     },
     /// The host does not have the memory.
     #[error(
-        "it says that it needs {claimed} bytes of memory, and this host has {most} left; free some, use a larger host, or \
+        "it says that it needs {claimed} bytes of memory, and this host has {most} left. Free some, use a larger host, or \
          take it for damaged"
     )]
     Memory {

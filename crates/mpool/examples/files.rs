@@ -1,8 +1,8 @@
-//! A store of files: the bytes of each lie in an mblock, and the root MDC says which mblock is which
-//! file. A crash at any moment leaves the file before or the new one.
+//! A store of files: the bytes of each lie in an mblock, and the root MDC says which mblock is
+//! which file. A crash at any moment leaves the file before or the new one.
 //!
 //! ```text
-//! cargo run -p mpool --example files -- put DIRECTORY FILE     stores a file, in place of one of its name
+//! cargo run -p mpool --example files -- put DIRECTORY FILE     stores a file, or replaces it
 //! cargo run -p mpool --example files -- get DIRECTORY NAME     prints it
 //! cargo run -p mpool --example files -- rm DIRECTORY NAME      removes it
 //! cargo run -p mpool --example files -- ls DIRECTORY           lists them, with their lengths

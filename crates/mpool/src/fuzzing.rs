@@ -124,7 +124,7 @@ pub fn use_pool(directory: &Path) {
         if let Ok(mut mdc) = pool.mdc_open(crate::ROOT_MDC) {
             while matches!(mdc.read(), Ok(Some(_))) {}
         }
-        let _ = pool.check(false);
+        let _ = pool.check(crate::Depth::Metadata);
         // Its space is used, too.
         if let Ok(writer) = pool.mblock_alloc(Allocation { capacity: 1, ..Allocation::default() }) {
             let _ = writer.commit();

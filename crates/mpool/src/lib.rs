@@ -80,7 +80,7 @@ pub use objects::log_files::LogProps;
 pub use objects::mblock::{Allocation, Fallback, Mblock, MblockWriter};
 pub use objects::mdc::Mdc;
 pub use objects::mlog::Mlog;
-pub use pool::check::Report;
+pub use pool::check::{Depth, Report};
 pub use pool::registry::Registry;
 pub use pool::{Leased, OpenOptions, Pool, PoolProps, Rebuild, Rebuilt, Usage};
 

@@ -47,7 +47,7 @@ fn works(path: &Path, id: u64, what: &str) -> usize {
     let mut bytes = [0; DATA.len()];
     pool.mblock(id).and_then(|mblock| mblock.read(0, &mut bytes)).unwrap_or_else(|e| panic!("{what}: {e}"));
     assert_eq!(bytes, DATA, "{what}");
-    pool.check(true).unwrap().findings.len()
+    pool.check(mpool::Depth::Data).unwrap().findings.len()
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn any_file_may_be_missing_or_empty() {
             match (name.as_str(), empty) {
                 ("data", false) => assert_says(&text(open(&path)), &["data", "restore"]),
                 ("data", true) => {
-                    let report = open(&path).unwrap().check(true).unwrap();
+                    let report = open(&path).unwrap().check(mpool::Depth::Data).unwrap();
                     let said: String = report.findings.iter().map(|finding| format!("{finding}\n")).collect();
                     assert_says(&said, &[&format!("mblock {id:#x}"), "the data file ends before it does"]);
                     assert!(!report.is_clean());

@@ -174,7 +174,7 @@ fn check_records(what: &str, found: &[u64], promised: &[(u64, bool)]) {
 fn check(dir: &Path) -> String {
     let promise = read_journal(&std::fs::read_to_string(dir.join("journal")).unwrap());
     let pool = Pool::open(&dir.join("pool"), OpenOptions::default()).unwrap();
-    let report = pool.check(true).unwrap();
+    let report = pool.check(mpool::Depth::Data).unwrap();
     assert!(report.is_clean(), "{report:?}");
     let there: BTreeSet<u64> = pool.mblocks().iter().map(|m| m.id).collect();
     for (id, sure) in &promise.mblocks {

@@ -1,5 +1,5 @@
-//! The memory of a checkpoint, to be read from its start to its end ([`View::each_run`]), or page by
-//! page in any order ([`Image`]).
+//! The memory of a checkpoint, read from start to end ([`View::each_run`]), or page by page in any
+//! order ([`Image`]).
 
 use std::collections::HashMap;
 use std::fs::File;

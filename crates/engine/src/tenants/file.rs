@@ -43,10 +43,8 @@ pub(super) fn read(path: &Path) -> Result<String, FileError> {
 /// or later: they can keep an old one, and neither change one nor make one.
 pub(super) fn read_since(path: &Path, since: Option<SystemTime>) -> Result<String, FileError> {
     let cannot = |source| FileError::io(path, source);
-    let file = match claims::open_at(CWD, path, OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty()) {
-        Err(ClaimError::Kind(_)) => return Err(FileError::Writable { path: path.into() }),
-        file => file.map_err(|e| cannot(e.into()))?,
-    };
+    let file = claims::open_at(CWD, path, OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty());
+    let file = file.map_err(|e| cannot(e.into()))?;
     let meta = file.metadata().map_err(cannot)?;
     let directory = path.parent().map(|directory| directory.metadata()).transpose().map_err(cannot)?;
     let is_new = || since.is_some_and(|since| meta.modified().is_ok_and(|written| written >= since));

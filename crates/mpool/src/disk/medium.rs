@@ -95,8 +95,8 @@ pub struct ReadPiece<'a> {
 }
 
 /// A file. All calls may come from many threads. Errors are those of the system calls that the file
-/// system takes: `UnexpectedEof` of a read; of a full medium `ENOSPC` or `EDQUOT`. After a failed sync
-/// the contents of the medium are unknown, and of a failed write a part may be there.
+/// system takes, and `UnexpectedEof` of a read; a full medium gives `ENOSPC` or `EDQUOT`. After a
+/// failed sync the medium's contents are unknown; of a failed write a part may be there.
 #[allow(clippy::len_without_is_empty)] // Nobody asks.
 pub trait MediumFile: Send + Sync {
     /// Bytes in it.

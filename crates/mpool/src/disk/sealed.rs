@@ -24,6 +24,15 @@ const AT_ONCE: usize = 4;
 /// Bytes of the longest part whose memory is kept for the next.
 const PART: usize = 1 << 20;
 
+/// Methods that what lies below answers.
+macro_rules! as_below {
+    ($below:ident: $($name:ident($($argument:ident: $kind:ty),*) -> $gives:ty,)+) => {
+        $(fn $name(&self $(, $argument: $kind)*) -> $gives {
+            self.$below.$name($($argument),*)
+        })+
+    };
+}
+
 /// The directory of a class, encrypted if the pool is.
 pub(crate) fn over(medium: Arc<dyn Medium>, keys: Option<&Arc<Keys>>, class: MediaClass) -> Arc<dyn Medium> {
     match keys {
@@ -39,8 +48,14 @@ struct Sealed {
 }
 
 impl Medium for Sealed {
-    fn path(&self) -> &Path {
-        self.medium.path()
+    as_below! { medium:
+        path() -> &Path,
+        remove(name: &str) -> io::Result<()>,
+        list() -> io::Result<Vec<String>>,
+        sync_names() -> io::Result<()>,
+        lock(access: Access) -> io::Result<bool>,
+        identity() -> io::Result<u64>,
+        room() -> io::Result<Room>,
     }
 
     fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
@@ -49,30 +64,6 @@ impl Medium for Sealed {
             return Ok(file);
         }
         Ok(Arc::new(SealedFile { file, xts: self.keys.of_file(self.class, name), spare: Mutex::default() }))
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.medium.remove(name)
-    }
-
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.medium.list()
-    }
-
-    fn sync_names(&self) -> io::Result<()> {
-        self.medium.sync_names()
-    }
-
-    fn lock(&self, access: Access) -> io::Result<bool> {
-        self.medium.lock(access)
-    }
-
-    fn identity(&self) -> io::Result<u64> {
-        self.medium.identity()
-    }
-
-    fn room(&self) -> io::Result<Room> {
-        self.medium.room()
     }
 
     fn lease(&self, bytes: &[u8]) -> io::Result<OwnedFd> {
@@ -181,20 +172,17 @@ impl SealedFile {
 }
 
 impl MediumFile for SealedFile {
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-
-    fn used(&self) -> io::Result<u64> {
-        self.file.used()
-    }
-
-    fn is_direct(&self) -> bool {
-        self.file.is_direct()
-    }
-
-    fn punches(&self) -> bool {
-        self.file.punches()
+    as_below! { file:
+        len() -> io::Result<u64>,
+        used() -> io::Result<u64>,
+        is_direct() -> bool,
+        punches() -> bool,
+        sync() -> io::Result<()>,
+        sync_both(other: &dyn MediumFile) -> io::Result<()>,
+        descriptor() -> Option<BorrowedFd<'_>>,
+        allocate(offset: u64, len: u64) -> io::Result<()>,
+        punch(offset: u64, len: u64) -> io::Result<()>,
+        clear(offset: u64, len: u64) -> io::Result<()>,
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
@@ -232,30 +220,6 @@ impl MediumFile for SealedFile {
         let written = self.file.write_at(&sealed[..before + from.len()], start);
         self.keep(vec![sealed]);
         written
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.file.sync()
-    }
-
-    fn sync_both(&self, other: &dyn MediumFile) -> io::Result<()> {
-        self.file.sync_both(other)
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.file.descriptor()
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.file.allocate(offset, len)
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.file.punch(offset, len)
-    }
-
-    fn clear(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.file.clear(offset, len)
     }
 
     /// Keeps the sector that it cuts, which cannot be read in part: a log that is cut where its

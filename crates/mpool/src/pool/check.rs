@@ -11,6 +11,15 @@ use crate::finding::Finding;
 use crate::objects::mblock::Mblock;
 use crate::pool::Pool;
 
+/// What of a pool is read to check it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// Records, logs and checksums.
+    Metadata,
+    /// Every byte of data, too.
+    Data,
+}
+
 /// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -37,13 +46,13 @@ impl Report {
 const SLACK: u64 = 1 << 20;
 
 impl Pool {
-    /// Checks every object; with `data` every byte of data is read too. The report includes the
-    /// findings of opening the pool. Opened exclusively, everything that can be repaired without
-    /// losing anything committed was repaired then.
+    /// Checks every object. The report includes the findings of opening the pool. Opened
+    /// exclusively, everything that can be repaired without losing anything committed was repaired
+    /// then.
     ///
     /// # Errors
     /// Those of looking at the files. An object that cannot be read is a finding, not an error.
-    pub fn check(&self, data: bool) -> Result<Report, PoolError> {
+    pub fn check(&self, depth: Depth) -> Result<Report, PoolError> {
         let mut report = Report { findings: self.findings().to_vec(), ..Report::default() };
         let note = |findings: &mut Vec<Finding>, error: ObjectError| match error {
             ObjectError::Damaged(damage) => findings.push(Finding::Damage { damage, repaired: false }),
@@ -53,7 +62,7 @@ impl Pool {
             other => findings.push(Finding::Unreadable(other.to_string())),
         };
         for props in self.mblocks() {
-            let result = self.mblock(props.id).map(|mblock| mblock.check(data, &mut report));
+            let result = self.mblock(props.id).map(|mblock| mblock.check(depth, &mut report));
             if let Err(e) = result.and_then(|result| result) {
                 note(&mut report.findings, e);
             }
@@ -90,11 +99,11 @@ impl Pool {
 }
 
 impl Mblock {
-    fn check(&self, data: bool, report: &mut Report) -> Result<(), ObjectError> {
+    fn check(&self, depth: Depth, report: &mut Report) -> Result<(), ObjectError> {
         report.mblocks += 1;
         let (table, damage) = self.read_table()?;
         report.findings.extend(damage.map(|damage| Finding::Damage { damage, repaired: false }));
-        if !data {
+        if depth == Depth::Metadata {
             return Ok(());
         }
         let mut buffer = AlignedBuf::zeroed(1 << 20);

@@ -59,7 +59,7 @@ fn mblocks_are_written_read_and_deleted() {
     let usage = pool.usage().unwrap();
     assert_eq!((usage.classes[0].mblocks, usage.classes[0].data_bytes), (0, 0));
     assert!(usage.classes[0].used_bytes < 64 << 10, "{usage:?}");
-    assert!(pool.check(true).unwrap().is_clean());
+    assert!(pool.check(crate::Depth::Data).unwrap().is_clean());
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn an_empty_one_behind_the_end_of_the_data_is_whole() {
     // The data file is cut where the last data end.
     for _ in 0..2 {
         let pool = Pool::open(&dir.path().join("pool"), OpenOptions::default()).unwrap();
-        let report = pool.check(true).unwrap();
+        let report = pool.check(crate::Depth::Data).unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
         pool.mblock(empty).unwrap().read(0, &mut []).unwrap();
     }
@@ -94,7 +94,7 @@ fn one_that_is_deleted_twice_at_once_gives_its_space_back_once() {
         let read = pool.mblock(id).unwrap().read(0, &mut bytes);
         assert!(read.is_ok() && bytes == content(seed, len), "mblock {id} lies where another one does: {read:?}");
     }
-    assert!(pool.check(true).unwrap().is_clean());
+    assert!(pool.check(crate::Depth::Data).unwrap().is_clean());
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn of_two_that_make_a_pool_in_one_place_one_does() {
         let make = || Pool::create(&path, "test").map(|pool| write(&pool, b"first"));
         let results = std::thread::scope(|scope| [scope.spawn(make), scope.spawn(make)].map(|t| t.join().unwrap()));
         let pool = Pool::open(&path, OpenOptions::default()).unwrap();
-        assert!(pool.check(true).unwrap().is_clean());
+        assert!(pool.check(crate::Depth::Data).unwrap().is_clean());
         let written = results.iter().flatten().count();
         assert_eq!(pool.mblocks().len(), written, "what was committed is there: {results:?}");
     }
@@ -170,7 +170,7 @@ fn a_memory_class_that_went_with_the_host_is_made_anew() {
     std::fs::remove_dir_all(&memory).unwrap();
     open().add_class(MediaClass::Memory, &memory).unwrap();
     let pool = open();
-    assert!(pool.check(true).unwrap().findings.is_empty());
+    assert!(pool.check(crate::Depth::Data).unwrap().findings.is_empty());
     assert_eq!(pool.mblocks().iter().map(|m| m.id).collect::<Vec<_>>(), [keep]);
     assert!(pool.mlogs().is_empty() && pool.mblock_alloc(allocation).is_ok());
 }
@@ -223,7 +223,7 @@ fn classes_fall_back() {
     assert!(matches!(missing, Err(PoolError::ClassMissing { class: MediaClass::Staging, .. })), "{missing:?}");
     let salvaged = open(OpenOptions { salvage: true, ..OpenOptions::default() }).unwrap();
     assert!(matches!(salvaged.mblock(id), Err(ObjectError::NoClass(_))));
-    assert!(!salvaged.check(true).unwrap().is_clean());
+    assert!(!salvaged.check(crate::Depth::Data).unwrap().is_clean());
     drop(salvaged);
     std::fs::rename(dir.path().join("away"), dir.path().join("staging")).unwrap();
     let mut bytes = [0; 6];
@@ -256,7 +256,7 @@ fn one_writer_or_many_readers() {
         assert!(matches!(reader.mblock_delete(&[id]), Err(ObjectError::ReadOnly)));
         assert!(matches!(reader.rename("x"), Err(PoolError::ReadOnly)));
         assert!(matches!(reader.mlog_create(MediaClass::Capacity, 1), Err(ObjectError::ReadOnly)));
-        assert!(reader.check(true).unwrap().is_clean());
+        assert!(reader.check(crate::Depth::Data).unwrap().is_clean());
     }
 }
 

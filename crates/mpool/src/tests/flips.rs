@@ -83,7 +83,7 @@ fn every_flipped_bit_is_found_and_the_rest_is_served() {
             flip(&file, bit);
             let what = format!("bit {bit} of {name}");
             let pool = Pool::open(&path, OpenOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
-            let report = pool.check(true).unwrap();
+            let report = pool.check(crate::Depth::Data).unwrap();
             let damaged: Vec<Object> = report
                 .findings
                 .iter()

@@ -318,7 +318,7 @@ impl Driver {
         }
         let pool = Pool::open_on(self.sim.storage(), Path::new(PATH), OpenOptions::default());
         let pool = pool.unwrap_or_else(|e| panic!("{what}: {e}"));
-        let report = pool.check(true).unwrap();
+        let report = pool.check(crate::Depth::Data).unwrap();
         // A class whose adding failed may be known, and missing, or its superblock half written.
         let is_added = |class: &MediaClass| self.model.classes.contains(class);
         let mut bad = report.findings.iter().filter(|f| match f {

@@ -61,7 +61,7 @@ fn whatever_both_copies_lost(key: Option<&Path>) {
         } else {
             assert!(rebuilt.records_lost > 0, "{what}: {rebuilt:?}");
         }
-        let report = pool.check(true).unwrap();
+        let report = pool.check(crate::Depth::Data).unwrap();
         let kept = |finding: &Finding| matches!(finding, Finding::SpaceKept { .. });
         assert!(report.findings.iter().all(kept), "{what}: {report:?}");
         assert!(found == ALL || !report.is_clean(), "{what}: mblocks are lost, and nobody says so");
@@ -69,7 +69,7 @@ fn whatever_both_copies_lost(key: Option<&Path>) {
         // Whoever needs the space says so.
         rebuild(&bad, true).unwrap();
         let pool = open(&bad, PATH, OpenOptions::default()).unwrap();
-        assert_eq!(pool.check(true).unwrap().findings, [], "{what}");
+        assert_eq!(pool.check(crate::Depth::Data).unwrap().findings, [], "{what}");
         assert_eq!(served(&pool, &blocks, log), found, "{what}");
     }
 }

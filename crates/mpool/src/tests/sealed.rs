@@ -134,7 +134,8 @@ fn a_key_is_moved_or_replaced_and_the_one_before_opens_nothing() {
     let (dir, first, second) = (tempfile::tempdir().unwrap(), key(1), key(2));
     let path = dir.path().join("pool");
     drop(Pool::create_encrypted(&path, "test", first.path()).unwrap());
-    let opens = || Pool::open(&path, OpenOptions::default()).map(|pool| pool.check(true).unwrap().findings);
+    let opens =
+        || Pool::open(&path, OpenOptions::default()).map(|pool| pool.check(crate::Depth::Data).unwrap().findings);
     // Moved: where it was is nothing.
     let moved = dir.path().join("moved");
     fs::rename(first.path(), &moved).unwrap();
@@ -175,7 +176,7 @@ pub(super) fn cut_key_change(sim: &Sim, place: &KeyPlace, served_by: impl Fn(&Po
             assert!(served_by(&pool), "{what}");
             drop(pool);
             let again = open(&crashed, PATH, OpenOptions::default()).unwrap();
-            assert_eq!(again.check(true).unwrap().findings, [], "{what}: it was put right");
+            assert_eq!(again.check(crate::Depth::Data).unwrap().findings, [], "{what}: it was put right");
             let [one, two] = NAMES
                 .map(|name| crashed.bytes(Path::new(PATH)).into_iter().find(|(found, _)| found == name).unwrap().1);
             assert!(one == two, "{what}: both files say the same");

@@ -79,7 +79,7 @@ fn survives(sim: &Sim, blocks: &[u64], log: u64, what: &str) {
     verify(&pool, blocks, log, what);
     drop(pool);
     let pool = open(sim, PATH, OpenOptions::default()).unwrap_or_else(|e| panic!("{what}, again: {e}"));
-    let report = pool.check(true).unwrap();
+    let report = pool.check(crate::Depth::Data).unwrap();
     assert_eq!(report.findings, [], "{what}: it was put right");
     verify(&pool, blocks, log, what);
 }
@@ -169,7 +169,7 @@ fn after_loss(sim: &Sim, blocks: &[u64], log: u64, what: &str) -> ([usize; 3], b
     let before = everything(sim);
     match open(sim, PATH, OpenOptions::default()) {
         Ok(pool) => {
-            let named = !pool.check(true).unwrap().is_clean();
+            let named = !pool.check(crate::Depth::Data).unwrap().is_clean();
             (served(&pool, blocks, log), named)
         }
         Err(_) => {
@@ -177,7 +177,7 @@ fn after_loss(sim: &Sim, blocks: &[u64], log: u64, what: &str) -> ([usize; 3], b
             let salvage = OpenOptions { salvage: true, ..OpenOptions::default() };
             match open(sim, PATH, salvage) {
                 Ok(pool) => {
-                    let named = !pool.check(true).unwrap().is_clean();
+                    let named = !pool.check(crate::Depth::Data).unwrap().is_clean();
                     (served(&pool, blocks, log), named)
                 }
                 // Only without any superblock or key.

@@ -54,7 +54,7 @@ fn run(seed: u64, fault: Option<u64>) {
     let crashed = sim.crash(&mut Random::new(seed));
     drop(pool);
     let pool = Pool::open_on(crashed.storage(), Path::new(PATH), OpenOptions::default()).unwrap();
-    let report = pool.check(true).unwrap();
+    let report = pool.check(crate::Depth::Data).unwrap();
     let bad = report.findings.iter().find(|finding| !matches!(finding, Finding::TornTail { .. }));
     assert_eq!(bad, None, "seed {seed}, {fault:?}");
     for (there, gone) in told {

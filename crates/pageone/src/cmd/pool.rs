@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use checkpoint::serve::ServeError;
 use control::units::size;
-use mpool::{Access, KeyPlace, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Registry};
+use mpool::{Access, Depth, KeyPlace, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Registry};
 use serde_json::json;
 
 pub(crate) use self::kept::date;
@@ -413,7 +413,7 @@ fn show_json(pool: &Pool) -> Result<serde_json::Value> {
 }
 
 fn check(pool: &Pool, data: bool) -> Result<()> {
-    let report = pool.check(data).context("cannot look at the pool")?;
+    let report = pool.check(if data { Depth::Data } else { Depth::Metadata }).context("cannot look at the pool")?;
     for finding in &report.findings {
         output::line!("{finding}")?;
     }

@@ -102,7 +102,7 @@ fn without_a_guard_a_guest_is_not_stopped() {
     let (writer, phases) = (store.begin("one").unwrap(), &mut Phases::new());
     let saved = guest(RUNS).unwrap().save(&options, &mut source, &NoDaemon, writer, phases, &mut |_| {});
     let error = saved.map(drop).unwrap_err();
-    assert!(matches!(error, SaveError::Guard(_)), "{error}");
+    assert!(matches!(error, SaveError::Undo(UndoError::Guard(_))), "{error}");
     assert_eq!(error.to_string(), "the guard did not start");
     assert!(memory.iter().all(|byte| *byte == 1) && store.view().checkpoints().is_empty());
 }

@@ -165,7 +165,7 @@ impl Promise {
     }
 
     fn compare_all(&mut self, pool: &Pool) -> Result<()> {
-        let report = pool.check(true).context("the check")?;
+        let report = pool.check(mpool::Depth::Data).context("the check")?;
         let allowed = |finding: &&Finding| match finding {
             Finding::TornTail { .. } => true,
             Finding::ClassMissing { .. } => self.staging == There::Maybe,

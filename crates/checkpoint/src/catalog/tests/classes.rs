@@ -28,7 +28,7 @@ fn new_pages_maps_and_what_is_beside_lie_in_staging_and_repacking_moves_earlier_
     for (name, seeds) in [("few-1", [1, 2, 3, 4]), ("few-2", [1, 2, 5, 6])] {
         assert!(load(&pool, name) == pages_of(&seeds), "{name}");
     }
-    assert!(pool.check(true).unwrap().is_clean());
+    assert!(pool.check(mpool::Depth::Data).unwrap().is_clean());
 }
 
 #[test]

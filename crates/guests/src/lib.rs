@@ -13,6 +13,7 @@
 mod find;
 pub mod words;
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -130,11 +131,12 @@ impl Guest {
         let (name, uuid) = match kind {
             Kind::Qemu => (words::name(words), words::uuid(words)),
             // Firecracker's.
-            Kind::Monitor => (words::value(words, "id"), None),
+            Kind::Monitor => (words::value(words, "id").map(Cow::Borrowed), None),
             Kind::Program => (None, None),
         };
-        let owned = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
-        Some(Self { pid, kind, program, name: owned(name), uuid: owned(uuid), by })
+        let (name, uuid) = (name.map(Cow::into_owned), uuid.map(str::to_owned));
+        let said = |text: &String| !text.is_empty();
+        Some(Self { pid, kind, program, name: name.filter(said), uuid: uuid.filter(said), by })
     }
 }
 

@@ -132,8 +132,10 @@ fn a_guest_is_chosen_by_name_or_uuid() {
     host.process(i32::MAX, "/usr/bin/kvm", "kvm -uuid 1-A -name guest=web");
     host.process(i32::MAX - 1, "/usr/bin/kvm", "kvm -uuid 1-B -name twice");
     host.process(i32::MAX - 2, "/usr/bin/kvm", "kvm -uuid 1-C -name twice");
+    host.process(i32::MAX - 3, "/usr/bin/kvm", "kvm -name shop,,one");
+    host.process(i32::MAX - 4, "/usr/bin/kvm", "kvm -name shop,,two");
     // No process has such a number: that it was found is all there is to say.
-    for (word, pid) in [("web", i32::MAX), ("1-a", i32::MAX), ("1-b", i32::MAX - 1)] {
+    for (word, pid) in [("web", i32::MAX), ("1-a", i32::MAX), ("1-b", i32::MAX - 1), ("shop,one", i32::MAX - 3)] {
         let found = find(host.0.path(), word);
         assert!(matches!(&found, Err(FindError::Ended { pid: of, .. }) if *of == pid), "{word}: {found:?}");
     }

@@ -3,6 +3,8 @@
 //! QEMU's options begin with one or two dashes, and most have a value in the next word, which
 //! consists of parts with commas between them. A comma in a part is written twice.
 
+use std::borrow::Cow;
+
 /// Bytes of memory that QEMU gives a guest without `-m`.
 pub const DEFAULT_MEMORY: u64 = 128 << 20;
 
@@ -19,19 +21,43 @@ pub struct Opt<'a> {
 
 impl<'a> Opt<'a> {
     /// The value of a part `key=value`.
-    pub fn part(&self, key: &str) -> Option<&'a str> {
-        parts(self.value).find_map(|part| part.strip_prefix(key)?.strip_prefix('='))
+    pub fn part(&self, key: &str) -> Option<Cow<'a, str>> {
+        parts(self.value).find_map(|part| behind(part, &format!("{key}=")))
     }
 
     /// The first part.
-    pub fn first(&self) -> &'a str {
+    pub fn first(&self) -> Cow<'a, str> {
         parts(self.value).next().unwrap_or_default()
     }
 }
 
-/// The parts of a value.
-pub fn parts(value: &str) -> impl Iterator<Item = &str> {
-    value.split(',')
+/// The parts of a value, as they are meant: with one comma where two are written.
+pub fn parts(value: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let mut rest = Some(value);
+    std::iter::from_fn(move || {
+        let value = rest?;
+        let (mut end, comma) = (0, |at| value.as_bytes().get(at) == Some(&b','));
+        // From the left: of three commas in a row the first two are in a part, the third ends it.
+        while end < value.len() && (!comma(end) || comma(end + 1)) {
+            end += if comma(end) { 2 } else { 1 };
+        }
+        rest = value.get(end + 1..);
+        let part = &value[..end];
+        Some(if part.contains(',') { part.replace(",,", ",").into() } else { part.into() })
+    })
+}
+
+/// A part, or the value of one, as it is written.
+pub fn written(part: &str) -> Cow<'_, str> {
+    if part.contains(',') { part.replace(',', ",,").into() } else { part.into() }
+}
+
+/// What follows in a part that begins so.
+fn behind<'a>(part: Cow<'a, str>, start: &str) -> Option<Cow<'a, str>> {
+    match part {
+        Cow::Borrowed(part) => part.strip_prefix(start).map(Cow::Borrowed),
+        Cow::Owned(part) => part.strip_prefix(start).map(|rest| rest.to_owned().into()),
+    }
 }
 
 /// The options of a command line without its program.
@@ -56,15 +82,17 @@ pub fn value<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
 
 /// The value of a part `key=value` of an option: `-machine q35,mem-merge=off`. Of several the last
 /// counts.
-pub fn property<'a>(words: &'a [String], option: &str, key: &str) -> Option<&'a str> {
+pub fn property<'a>(words: &'a [String], option: &str, key: &str) -> Option<Cow<'a, str>> {
     options(words).filter(|one| one.name == option).filter_map(|one| one.part(key)).last()
 }
 
 /// A guest's name: `-name web`, `-name guest=web,debug-threads=on`.
-pub fn name(words: &[String]) -> Option<&str> {
+pub fn name(words: &[String]) -> Option<Cow<'_, str>> {
     let all = value(words, "name")?;
-    let named = parts(all).filter_map(|part| part.strip_prefix("guest=")).last();
-    named.or_else(|| parts(all).next().filter(|first| !first.contains('=')))
+    let named = parts(all).filter_map(|part| behind(part, "guest=")).last();
+    // No key has a comma in it.
+    let has_key = |part: &str| part.split_once('=').is_some_and(|(key, _)| !key.contains(','));
+    named.or_else(|| parts(all).next().filter(|first| !has_key(first)))
 }
 
 /// A guest's UUID.
@@ -75,7 +103,7 @@ pub fn uuid(words: &[String]) -> Option<&str> {
 /// Whether QEMU has the machine `none`, as libvirt starts it to ask what it can do.
 pub(crate) fn is_probe(words: &[String]) -> bool {
     let machines = options(words).filter(|option| matches!(option.name, "machine" | "M"));
-    machines.map(|machine| machine.first()).any(|first| matches!(first, "none" | "type=none"))
+    machines.map(|machine| machine.first()).any(|first| matches!(&*first, "none" | "type=none"))
 }
 
 /// A size as QEMU reads it: MiB, or with a suffix.
@@ -97,47 +125,21 @@ pub fn parse_size(text: &str) -> Option<u64> {
 
 /// Sets a part of a value to `key=value`, or adds it.
 pub fn set_part(value: &str, key: &str, to: &str) -> String {
-    let is_it = |part: &str| part.strip_prefix(key).is_some_and(|rest| rest.starts_with('='));
-    let new = format!("{key}={to}");
-    let mut found = false;
-    let mut all: Vec<&str> = Vec::new();
-    for part in parts(value) {
-        found |= is_it(part);
-        all.push(if is_it(part) { &new } else { part });
-    }
-    if !found {
-        all.push(&new);
+    let start = format!("{key}=");
+    let new = written(&format!("{start}{to}")).into_owned();
+    let set = |part: Cow<'_, str>| if part.starts_with(&start) { new.clone() } else { written(&part).into_owned() };
+    let mut all: Vec<String> = parts(value).map(set).collect();
+    if !all.contains(&new) {
+        all.push(new);
     }
     all.join(",")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    pub(crate) fn words(line: &str) -> Vec<String> {
-        line.split(' ').map(String::from).collect()
-    }
-
-    #[test]
-    fn options_have_values() {
-        let line = words("-m 512 -S --cpu qemu64,-cx16 -append -x -device virtio-net-pci,mac=1,netdev=n");
-        let all: Vec<_> = options(&line).map(|o| (o.name, o.value)).collect();
-        let net = "virtio-net-pci,mac=1,netdev=n";
-        assert_eq!(all, [("m", "512"), ("S", ""), ("cpu", "qemu64,-cx16"), ("append", ""), ("device", net)]);
-        let device = options(&line).last().unwrap();
-        assert_eq!((device.first(), device.part("mac"), device.part("ma")), ("virtio-net-pci", Some("1"), None));
-        assert_eq!(set_part(net, "mac", "2"), "virtio-net-pci,mac=2,netdev=n");
-        assert_eq!(set_part("a", "mac", "2"), "a,mac=2");
-    }
-
-    #[test]
-    fn the_last_of_several_properties_counts() {
-        let line = words("qemu -machine q35,mem-merge=on --machine mem-merge=off -name guest=web,debug-threads=on");
-        assert_eq!(
-            (property(&line, "machine", "mem-merge"), property(&line, "name", "guest")),
-            (Some("off"), Some("web"))
-        );
-        assert_eq!((property(&line, "m", "size"), name(&line), uuid(&line)), (None, Some("web"), None));
-    }
+/// Sets the first part of a value.
+pub fn set_first(value: &str, to: &str) -> String {
+    let others = parts(value).skip(1).map(|part| format!(",{}", written(&part)));
+    std::iter::once(written(to).into_owned()).chain(others).collect()
 }
+
+#[cfg(test)]
+mod tests;

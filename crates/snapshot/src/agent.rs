@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::monitor::{Monitor, MonitorError};
-use guests::words::{Opt, options};
+use guests::words::{Opt, options, parts};
 
 /// The port's name.
 const PORT: &str = "org.qemu.guest_agent.0";
@@ -60,13 +60,14 @@ impl Port {
     /// The port that a command line gives the agent, if it is behind a Unix socket on which QEMU
     /// listens.
     pub(crate) fn find(words: &[String]) -> Option<Self> {
-        let is_it = |option: &Opt<'_>| option.name == "device" && option.part("name") == Some(PORT);
-        let label = options(words).find(is_it)?.part("chardev")?.to_owned();
-        let named = options(words).find(|option| option.name == "chardev" && option.part("id") == Some(&label));
+        let is_it = |option: &Opt<'_>| option.name == "device" && option.part("name").as_deref() == Some(PORT);
+        let label = options(words).find(is_it)?.part("chardev")?.into_owned();
+        let named =
+            options(words).find(|option| option.name == "chardev" && option.part("id").as_deref() == Some(&label));
         let socket = named.filter(|option| option.first() == "socket")?;
         let listens =
-            matches!(socket.part("server"), Some("on")) || socket.value.split(',').any(|part| part == "server");
-        Some(Self { socket: socket.part("path").filter(|_| listens)?.into(), label })
+            socket.part("server").is_some_and(|on| on == "on") || parts(socket.value).any(|part| part == "server");
+        Some(Self { socket: socket.part("path").filter(|_| listens)?.into_owned().into(), label })
     }
 
     /// Whether a program in the guest has the port open. QEMU finds out a moment after a clone goes

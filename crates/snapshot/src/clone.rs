@@ -64,7 +64,7 @@ pub enum CloneError {
          --force starts it all the same", .0.join("; ")
     )]
     Differs(Vec<String>),
-    #[error("the name of the monitor's socket {} is too long, or has a comma: name another directory with --files", .0.display())]
+    #[error("the name of the monitor's socket {} is too long: name another directory with --files", .0.display())]
     Socket(PathBuf),
     #[error(
         "PageONE's library in the clone does not load its memory: it is of another version, or {} cannot have it", .0.display()

@@ -8,6 +8,7 @@
 //! ([`reflink`](crate::reflink)): the snapshot has the copy, and the guest goes on with the image
 //! that it had.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -83,10 +84,11 @@ pub fn file_name(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' }).collect()
 }
 
-/// The path of an image in an option, and its position among the words.
-pub(crate) fn named<'a>(option: &Opt<'a>) -> Option<&'a str> {
+/// The path of an image in an option.
+pub(crate) fn named<'a>(option: &Opt<'a>) -> Option<Cow<'a, str>> {
     match option.name {
-        "hda" | "hdb" | "hdc" | "hdd" => Some(option.value),
+        // The value has no parts: all of it is the path.
+        "hda" | "hdb" | "hdc" | "hdd" => Some(option.value.into()),
         "drive" => option.part("file"),
         "blockdev" => option.part("filename").or_else(|| option.part("file.filename")),
         _ => None,
@@ -128,7 +130,7 @@ pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Res
         let names = || options(words).filter_map(|option| named(&option));
         let word = chain.iter().find_map(|image| names().find(|name| full(name).as_ref() == Some(image)));
         let Some(word) = word else { return Err(DiskError::NotNamed { disk, image }) };
-        let is_node = |option: Opt<'_>| option.name == "blockdev" && named(&option) == Some(word);
+        let is_node = |option: Opt<'_>| option.name == "blockdev" && named(&option).as_ref() == Some(&word);
         if raw && options(words).any(is_node) {
             return Err(DiskError::RawNode { disk, image });
         }
@@ -136,7 +138,7 @@ pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Res
             return Err(DiskError::Reflink { disk, image, source });
         }
         let handle = if device.is_empty() { ("node-name".into(), node.clone()) } else { ("device".into(), device) };
-        disks.push(Running { handle, node, image: path, word: word.into(), raw });
+        disks.push(Running { handle, node, image: path, word: word.into_owned(), raw });
     }
     Ok(disks)
 }
@@ -276,6 +278,11 @@ mod tests {
         let error = refused("qcow2", &image, "if=none,id=d0");
         assert!(matches!(error, DiskError::NotNamed { .. }), "{error}");
         assert!(error.to_string().contains("is not named on the command line, by file="), "{error}");
+        let comma = dir.path().join("a,b.img").display().to_string();
+        std::fs::copy(&image, &comma).unwrap();
+        let written = comma.replace(',', ",,");
+        let error = refused_as("-blockdev", "raw", &comma, &format!("raw,node-name=n,file.filename={written}"));
+        assert!(matches!(error, DiskError::RawNode { .. }), "{error}");
         // The image over it: one of another snapshot is there, or there is no room for one.
         let base = dir.path().join("base.qcow2");
         qcow2::create(&base, 1 << 20, None, 0o600).unwrap();

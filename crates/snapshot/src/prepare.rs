@@ -16,7 +16,7 @@ use rustix::io::FdFlags;
 use wire::recycle::{QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_QMP};
 
 use guests::is_qemu;
-use guests::words::{self, DEFAULT_MEMORY, options, parse_size};
+use guests::words::{self, DEFAULT_MEMORY, options, parse_size, written};
 
 /// QEMU's name for the RAM.
 pub(crate) const RAM: &str = "pageone-ram";
@@ -65,13 +65,15 @@ fn obstacle(all: &[String]) -> Option<(String, &'static str)> {
     const FILE: &str = "another process or a device would map the guest's RAM, and find it empty";
     const OWN: &str = "the guest's RAM must be described by -m alone";
     for option in options(all) {
-        let (name, value, first) = (option.name, option.value, option.first());
+        let (name, value, first) = (option.name, option.value, &*option.first());
         let why = match name {
             "readconfig" => "options in a file are not seen",
             "mem-path" | "mem-prealloc" => OWN,
             "object" if first.starts_with("memory-backend-") => OWN,
             "machine" | "M" if option.part("memory-backend").is_some() => OWN,
-            "machine" | "M" if option.part("mem-merge") == Some("off") => "memory that is not merged is not tracked",
+            "machine" | "M" if option.part("mem-merge").as_deref() == Some("off") => {
+                "memory that is not merged is not tracked"
+            }
             "numa" if option.part("memdev").is_some() => OWN,
             "m" if option.part("maxmem").is_some() => "memory that is plugged in later is not stored",
             "device" if first.starts_with("vhost-user") || first.starts_with("ivshmem") => FILE,
@@ -102,14 +104,15 @@ pub fn memory(all: &[String]) -> Result<u64, PrepareError> {
     let Some(last) = options(all).filter(|option| option.name == "m").last() else { return Ok(DEFAULT_MEMORY) };
     let size = last.part("size").or_else(|| Some(last.first()).filter(|first| !first.contains('=')));
     // QEMU rounds up to 8 KiB.
-    let bytes = size.and_then(parse_size).filter(|bytes| *bytes > 0).map(|bytes| bytes.next_multiple_of(8192));
+    let bytes =
+        size.and_then(|size| parse_size(&size)).filter(|bytes| *bytes > 0).map(|bytes| bytes.next_multiple_of(8192));
     bytes.ok_or_else(|| PrepareError::Memory(last.value.into()))
 }
 
 /// Whether this machine can have a device that tells guests that they were cloned (`vmgenid`).
 fn takes_vmgenid(all: &[String]) -> bool {
     let machine = options(all).filter(|option| matches!(option.name, "machine" | "M")).last();
-    let kind = machine.map(|option| option.part("type").unwrap_or(option.first()));
+    let kind = machine.map(|option| option.part("type").unwrap_or_else(|| option.first()));
     let fits = kind.is_none_or(|kind| kind.contains('=') || kind.starts_with("pc") || kind.starts_with("q35"));
     fits && !options(all).any(|option| option.name == "device" && option.first() == "vmgenid")
 }
@@ -160,15 +163,14 @@ impl Ram {
 
 /// Whether QEMU's words can name a socket so.
 pub(crate) fn is_socket_name(path: &Path) -> bool {
-    let text = path.to_string_lossy();
-    text.len() <= LONGEST && !text.contains(',')
+    path.to_string_lossy().len() <= LONGEST
 }
 
 /// The words for a monitor of this name that listens on this socket.
 pub(crate) fn monitor_words(name: &str, socket: &Path) -> [String; 4] {
     [
         "-chardev".into(),
-        format!("socket,id={name},path={},server=on,wait=off", socket.display()),
+        format!("socket,id={name},path={},server=on,wait=off", written(&socket.to_string_lossy())),
         "-mon".into(),
         format!("chardev={name},mode=control"),
     ]
@@ -187,20 +189,23 @@ pub(crate) fn ram_words(bytes: u64, fd: i32, share: &str) -> Vec<String> {
 
 /// The socket of a prepared guest's monitor, by its command line.
 pub(crate) fn socket(all: &[String]) -> Option<PathBuf> {
-    let monitor = options(all).find(|option| option.name == "chardev" && option.part("id") == Some(MONITOR))?;
-    Some(monitor.part("path")?.into())
+    let monitor =
+        options(all).find(|option| option.name == "chardev" && option.part("id").as_deref() == Some(MONITOR))?;
+    Some(monitor.part("path")?.into_owned().into())
 }
 
 /// The socket of a QMP monitor that other words name: the user's own, or those of a clone. QEMU
 /// runs in `directory`.
 pub(crate) fn own_monitor(all: &[String], directory: &Path) -> Option<PathBuf> {
     let socket = |id: &str| {
-        let found = options(all).find(|option| option.name == "chardev" && option.part("id") == Some(id))?;
-        (found.first() == "socket").then(|| found.part("path"))?
+        let found = options(all).find(|option| option.name == "chardev" && option.part("id").as_deref() == Some(id))?;
+        (found.first() == "socket").then(|| Some(found.part("path")?.into_owned()))?
     };
     let path = options(all).find_map(|option| match option.name {
-        "qmp" | "qmp-pretty" => option.first().strip_prefix("unix:"),
-        "mon" if option.part("mode") == Some("control") => socket(option.part("chardev").unwrap_or(option.first())),
+        "qmp" | "qmp-pretty" => Some(option.first().strip_prefix("unix:")?.to_owned()),
+        "mon" if option.part("mode").as_deref() == Some("control") => {
+            socket(&option.part("chardev").unwrap_or_else(|| option.first()))
+        }
         _ => None,
     });
     Some(directory.join(path?))
@@ -208,23 +213,23 @@ pub(crate) fn own_monitor(all: &[String], directory: &Path) -> Option<PathBuf> {
 
 /// Whether its free pages are taken back by an agent (`pageone run --ppr`).
 pub(crate) fn is_recycled(all: &[String]) -> bool {
-    options(all).any(|option| option.name == "chardev" && option.part("id") == Some(QEMU_QMP))
+    options(all).any(|option| option.name == "chardev" && option.part("id").as_deref() == Some(QEMU_QMP))
 }
 
 /// The user's own words: without those for RAM, monitor and recycling, and without those that made
 /// the guest a clone. The port for the device of free pages stays: clones need it.
 pub(crate) fn without_ours(all: &[String]) -> Vec<String> {
-    let is_clone = options(all).any(|option| option.name == "chardev" && option.part("id") == Some(START));
+    let is_clone = options(all).any(|option| option.name == "chardev" && option.part("id").as_deref() == Some(START));
     let is_recycled = is_recycled(all);
     let is_ours = |option: &words::Opt<'_>| match option.name {
         "object" => option.part("id").is_some_and(|id| id == RAM || id.starts_with(QEMU_POOL)),
-        "device" => option.part("id") == Some(QEMU_DEVICE),
-        "blockdev" => option.part("node-name") == Some(QEMU_GUARD),
+        "device" => option.part("id").as_deref() == Some(QEMU_DEVICE),
+        "blockdev" => option.part("node-name").as_deref() == Some(QEMU_GUARD),
         // `run --ppr` adds it.
         "action" => is_recycled && option.value == "reboot=shutdown",
-        "machine" => option.part("memory-backend") == Some(RAM),
-        "chardev" => option.part("id").is_some_and(|id| MONITORS.contains(&id)),
-        "mon" => option.part("chardev").is_some_and(|id| MONITORS.contains(&id)),
+        "machine" => option.part("memory-backend").as_deref() == Some(RAM),
+        "chardev" => option.part("id").is_some_and(|id| MONITORS.contains(&&*id)),
+        "mon" => option.part("chardev").is_some_and(|id| MONITORS.contains(&&*id)),
         "incoming" => is_clone && option.value == "defer",
         _ => false,
     };
@@ -277,6 +282,7 @@ mod tests {
         assert!(all.iter().any(|word| word.contains("size=1073741824,")), "{all:?}");
         assert_eq!(without_ours(&all), [&words("-device vmgenid,guid=auto")[..], &own[..]].concat());
         assert!(socket(&own).is_none());
+        assert_eq!(socket(&monitor_words(MONITOR, Path::new("/run/a,b"))).unwrap(), Path::new("/run/a,b"));
         let clone =
             words("-chardev socket,id=pageone-clone,fd=5 -mon chardev=pageone-clone,mode=control -incoming defer");
         let plain = [&monitor_words(CLONE, Path::new("/run/c"))[..], &clone, &own].concat();
@@ -298,6 +304,7 @@ mod tests {
             ("-chardev socket,id=m,path=/run/q,server=on -mon chardev=m,mode=control", Some("/run/q")),
             ("-chardev socket,id=m,path=/run/q,server=on -mon m,mode=control", Some("/run/q")),
             ("-chardev socket,id=m,path=/run/q,server=on -mon m", None),
+            ("-m 1 -qmp unix:q,,r.sock,server=on,wait=off", Some("/d/q,r.sock")),
             ("-chardev socket,id=m,fd=7,server=on -mon m,mode=control", None),
             ("-monitor unix:/run/q,server=on -qmp tcp:localhost:1", None),
         ] {

@@ -4,6 +4,7 @@
 //! magic "PGSNAP01" · bytes of the description, 4, little-endian · description, JSON · stream
 //! ```
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -44,8 +45,8 @@ pub struct Disk {
 impl Description {
     /// The guest that was stored, as its command line names it: `-uuid`, else `-name`. Two
     /// snapshots with the same are of one guest.
-    pub fn guest(&self) -> Option<&str> {
-        words::uuid(&self.words).or_else(|| words::name(&self.words))
+    pub fn guest(&self) -> Option<Cow<'_, str>> {
+        words::uuid(&self.words).map(Cow::Borrowed).or_else(|| words::name(&self.words))
     }
 }
 
@@ -89,39 +90,4 @@ impl Record {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guest_is_known_by_its_uuid_or_name() {
-        let guest = |line: &str| {
-            let words = line.split(' ').map(String::from).collect();
-            let (program, directory) = ("/q".into(), "/".into());
-            let description = Description { program, directory, words, facts: Facts::default(), disks: Vec::new() };
-            description.guest().map(str::to_owned)
-        };
-        assert_eq!(guest("-m 1 -name guest=web,debug-threads=on"), Some("web".into()));
-        assert_eq!(guest("-m 1 --name web"), Some("web".into()));
-        assert_eq!(guest("-name web -uuid 1-2"), Some("1-2".into()));
-        assert_eq!(guest("-m name"), None);
-    }
-
-    #[test]
-    fn a_record_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into(), raw: false }];
-        let (program, directory, words) = ("/q".into(), "/".into(), vec!["-S".into()]);
-        let description = Description { program, directory, words, facts: Facts::default(), disks };
-        let record = Record { description, stream: vec![1, 2, 3] };
-        let bytes = record.encode();
-        assert_eq!(Record::decode(&bytes).unwrap(), record);
-        for len in 0..bytes.len() - 3 {
-            assert!(Record::decode(&bytes[..len]).is_err(), "{len}");
-        }
-        let error = Record::decode(b"PGSNAP02....").unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "what is kept beside it is no snapshot that this version of PageONE understands; use \
-                           the version that took it, or take a new one"
-        );
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@
 
 mod migration;
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::io::{self, PipeReader, Read};
 use std::path::PathBuf;
@@ -147,7 +148,8 @@ impl Guest {
         if !is_prepared {
             prepare::look_for_obstacles(&own)?;
         }
-        let inherits = |part: &str| ["fd=", "fds=", "vhostfd=", "vhostfds="].iter().any(|key| part.starts_with(key));
+        let inherits =
+            |part: Cow<'_, str>| ["fd=", "fds=", "vhostfd=", "vhostfds="].iter().any(|key| part.starts_with(key));
         let descriptor = |value: &str| parts(value).any(inherits) || value.contains("/dev/fdset/");
         if let Some(option) = options(&own).find(|option| descriptor(option.value)) {
             return Err(SaveError::Descriptor(format!("-{} {}", option.name, option.value)));

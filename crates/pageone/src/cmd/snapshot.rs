@@ -140,10 +140,11 @@ fn ls(pool: &Pool, json: Json) -> Result<()> {
         };
         let mut text = line(["snapshot", "guest", "created", "memory", "stored", "disks"]);
         for (c, Record { description, .. }) in &all {
-            let name = guests::words::name(&description.words).or(description.guest()).unwrap_or(&c.source);
+            let name = guests::words::name(&description.words).or_else(|| description.guest());
+            let name = name.unwrap_or_else(|| c.source.as_str().into());
             let (disks, facts) = (description.disks.len().to_string(), &description.facts);
             let sizes = (size(c.bytes()), size(c.stored_bytes()));
-            text += &line([&c.name, &printable(name), &date(c.created), &sizes.0, &sizes.1, &disks]);
+            text += &line([&c.name, &printable(&name), &date(c.created), &sizes.0, &sizes.1, &disks]);
             let (machine, cpu) = (&facts.machine, &facts.cpu);
             let (machine, cpu) = (machine.trim_end_matches("-machine"), cpu.trim_end_matches("-x86_64-cpu"));
             text += &format!("  {machine}, {cpu}, QEMU {}\n", facts.qemu);

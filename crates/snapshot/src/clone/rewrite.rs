@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::disks::named;
 use crate::record::{Description, Disk};
-use guests::words::{Opt, options, parts, set_part};
+use guests::words::{Opt, options, parts, set_first, set_part, written};
 
 /// A clone's own image over a disk's.
 pub(super) fn overlay(directory: &Path, number: usize) -> PathBuf {
@@ -43,31 +43,32 @@ fn fresh(option: &Opt<'_>, disks: &[Disk], directory: &Path) -> Option<String> {
     let value = option.value;
     if let Some(path) = named(option) {
         let number = disks.iter().position(|disk| disk.word == path)?;
-        let value = value.replacen(path, &overlay(directory, number).display().to_string(), 1);
+        let image = overlay(directory, number).display().to_string();
+        let key =
+            ["filename", "file.filename", "file"].into_iter().find(|key| option.part(key).as_ref() == Some(&path));
+        let value = key.map_or_else(|| image.clone(), |key| set_part(value, key, &image));
         // The image over a raw one is qcow2.
         let keys = ["format", "driver"].into_iter().filter(|key| disks[number].raw && option.part(key).is_some());
         return Some(keys.fold(value, |value, key| set_part(&value, key, "qcow2")));
     }
+    let unix = |first: &str| Some(set_first(value, &format!("unix:{}", own(first.strip_prefix("unix:")?))));
     match option.name {
         "pidfile" | "D" => Some(own(value)),
-        "chardev" if matches!(option.first(), "socket" | "file" | "pipe") => {
-            Some(set_part(value, "path", &own(option.part("path")?)))
+        "chardev" if matches!(&*option.first(), "socket" | "file" | "pipe") => {
+            Some(set_part(value, "path", &own(&option.part("path")?)))
         }
         "serial" | "parallel" | "monitor" | "qmp" | "qmp-pretty" => {
-            let kind = ["unix:", "file:"].into_iter().find(|kind| value.starts_with(kind))?;
-            let path = option.first().strip_prefix(kind)?;
-            Some(value.replacen(path, &own(path), 1))
+            // Behind `file:` all is the path.
+            let file = value.strip_prefix("file:").map(|path| format!("file:{}", own(path)));
+            file.or_else(|| unix(&option.first()))
         }
-        "vnc" if value.starts_with("unix:") => {
-            let path = option.first().strip_prefix("unix:")?;
-            Some(value.replacen(path, &own(path), 1))
-        }
+        "vnc" if value.starts_with("unix:") => unix(&option.first()),
         "vnc" if option.part("to").is_none() && value != "none" => Some(format!("{value},to=999")),
         "netdev" | "nic" | "net" if value.contains("hostfwd=") || option.part("mac").is_some() => {
-            let value = parts(value).map(any_port).collect::<Vec<_>>().join(",");
+            let value = parts(value).map(|part| written(&any_port(&part)).into_owned()).collect::<Vec<_>>().join(",");
             Some(if option.part("mac").is_some() { set_part(&value, "mac", &new_mac()) } else { value })
         }
-        "device" if is_network_card(option.first()) => Some(set_part(value, "mac", &new_mac())),
+        "device" if is_network_card(&option.first()) => Some(set_part(value, "mac", &new_mac())),
         "device" if option.first() == "vmgenid" => Some(set_part(value, "guid", "auto")),
         _ => None,
     }
@@ -99,44 +100,4 @@ fn new_mac() -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::facts::Facts;
-
-    fn rewritten(line: &str) -> String {
-        let words = line.split(' ').map(String::from).collect();
-        let disks = vec![
-            Disk { word: "a/d.qcow2".into(), image: "/x.qcow2".into(), raw: false },
-            Disk { word: "r.img".into(), image: "/r.one.raw".into(), raw: true },
-        ];
-        let (program, directory) = ("/q".into(), "/".into());
-        let description = Description { program, directory, words, facts: Facts::default(), disks };
-        rewrite(&description, Path::new("/c")).join(" ")
-    }
-
-    #[test]
-    fn what_two_guests_cannot_both_have_is_made_new() {
-        for (line, want) in [
-            ("-drive file=a/d.qcow2,if=virtio -m 1", "-drive file=/c/disk-0.qcow2,if=virtio -m 1"),
-            ("-hda a/d.qcow2", "-hda /c/disk-0.qcow2"),
-            (
-                "-blockdev qcow2,node-name=n,file.filename=a/d.qcow2",
-                "-blockdev qcow2,node-name=n,file.filename=/c/disk-0.qcow2",
-            ),
-            ("-drive file=r.img,if=none,format=raw", "-drive file=/c/disk-1.qcow2,if=none,format=qcow2"),
-            ("-drive file=other.iso,media=cdrom", "-drive file=other.iso,media=cdrom"),
-            ("-daemonize -pidfile /run/x.pid", "-pidfile /c/x.pid"),
-            ("-chardev socket,id=a,path=/run/a.sock,server=on", "-chardev socket,id=a,path=/c/a.sock,server=on"),
-            ("-chardev stdio,id=a -serial chardev:a", "-chardev stdio,id=a -serial chardev:a"),
-            ("-serial unix:/t/s,server=on,wait=off", "-serial unix:/c/s,server=on,wait=off"),
-            ("-vnc :1", "-vnc :1,to=999"),
-            ("-netdev user,id=n,hostfwd=tcp:127.0.0.1:2222-:22", "-netdev user,id=n,hostfwd=tcp:127.0.0.1:0-:22"),
-            ("-device vmgenid,guid=1", "-device vmgenid,guid=auto"),
-        ] {
-            assert_eq!(rewritten(line), want);
-        }
-        let card = rewritten("-device virtio-net-pci,netdev=n,mac=52:54:00:12:34:56");
-        assert!(card.starts_with("-device virtio-net-pci,netdev=n,mac=52:54:00:") && !card.ends_with("12:34:56"));
-        assert_ne!(rewritten("-device e1000,netdev=n"), rewritten("-device e1000,netdev=n"));
-    }
-}
+mod tests;

@@ -127,7 +127,7 @@ impl<'a> Facts<'a> {
     /// Whether its owner does not want it merged: `<nosharepages/>`, Proxmox' `allow-ksm`.
     fn opts_out(&self) -> bool {
         let value = property(&self.arguments, "machine", "mem-merge");
-        self.kind == Kind::Qemu && matches!(value, Some("off" | "no" | "n" | "false"))
+        self.kind == Kind::Qemu && matches!(value.as_deref(), Some("off" | "no" | "n" | "false"))
     }
 
     fn is_of_libvirt(&self) -> bool {

@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 
 use anyhow::{Context, Result, ensure};
 use guests::is_qemu;
-use guests::words::{DEFAULT_MEMORY, parse_size};
+use guests::words::{DEFAULT_MEMORY, parse_size, parts};
 use kmem::memfd;
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -145,7 +145,7 @@ fn check(arguments: &[OsString]) -> Result<()> {
 }
 
 fn has(word: &str, setting: &str) -> bool {
-    word.split(',').any(|part| part == setting)
+    parts(word).any(|part| part == setting)
 }
 
 /// Warns of arguments that keep the guest's memory from being recycled by an agent.
@@ -188,9 +188,9 @@ fn memory_of(arguments: &[OsString]) -> u64 {
     while let Some(word) = words.next() {
         if word == "-m" || word == "--m" {
             let value = words.next().unwrap_or_default();
-            let sizes = value.split(',').enumerate().filter_map(|(at, part)| match part.split_once('=') {
+            let sizes = parts(&value).enumerate().filter_map(|(at, part)| match part.split_once('=') {
                 Some(("size" | "maxmem", size)) => parse_size(size),
-                None if at == 0 => parse_size(part),
+                None if at == 0 => parse_size(&part),
                 _ => None,
             });
             most = sizes.max().max(most);

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::process::Command;
 
 use guests::is_qemu;
+use guests::words::parts;
 
 /// The words of a command line, each with the option that it follows, without dashes.
 pub(super) fn words(arguments: &[OsString]) -> impl Iterator<Item = (String, String)> {
@@ -24,7 +25,7 @@ pub(super) fn loads_state(arguments: &[OsString]) -> bool {
 pub(super) fn needs_port(arguments: &[OsString]) -> bool {
     words(arguments).any(|(option, word)| {
         (option == "machine" || option == "M")
-            && word.split(',').any(|part| part.trim_start_matches("type=").split('-').any(|name| name == "q35"))
+            && parts(&word).any(|part| part.trim_start_matches("type=").split('-').any(|name| name == "q35"))
     })
 }
 

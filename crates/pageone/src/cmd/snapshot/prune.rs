@@ -1,5 +1,6 @@
 //! `pageone snapshot prune`: removes snapshots that no rule keeps.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
@@ -58,7 +59,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let mut guests: BTreeMap<String, Vec<(String, u64)>> = BTreeMap::new();
     for checkpoint in catalog.checkpoints().iter().filter(|c| catalog.has_beside(c)) {
         let record = super::read(&catalog, checkpoint)?;
-        let guest = record.description.guest().unwrap_or(&checkpoint.source).to_owned();
+        let guest = record.description.guest().map_or_else(|| checkpoint.source.clone(), Cow::into_owned);
         guests.entry(guest).or_default().push((checkpoint.name.clone(), checkpoint.created));
     }
     let (mut kept, mut removed) = (Vec::new(), Vec::new());

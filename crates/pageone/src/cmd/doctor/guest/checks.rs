@@ -241,7 +241,8 @@ impl Facts<'_> {
         if filters == 0 {
             return Check::ok(name, "no filter of system calls");
         }
-        let is_on = |pair: &[String]| pair[0] == "-sandbox" && pair[1].split(',').next() == Some("on");
+        let is_on =
+            |pair: &[String]| pair[0] == "-sandbox" && words::parts(&pair[1]).next().is_some_and(|first| first == "on");
         let found = format!("filters of system calls: {filters}");
         if self.merges() {
             return Check::ok(name, format!("{found}, which let the agent work"));

@@ -25,6 +25,8 @@ pub use find::{FindError, Found, find};
 const MOST: u64 = 1 << 20;
 /// Most characters of a name that somebody keeps.
 const MOST_OF_NAME: usize = 128;
+/// Bytes that no path has, see limits.h(0p).
+const MOST_OF_PATH: usize = 4096;
 /// Programs that run guests, besides QEMU.
 const MONITORS: [&str; 3] = ["cloud-hypervisor", "firecracker", "crosvm"];
 
@@ -96,7 +98,9 @@ impl Guest {
         let words = words(root, pid)?;
         let program = match std::fs::read_link(root.join(format!("proc/{pid}/exe"))) {
             Ok(path) => path.to_string_lossy().into_owned(),
-            Err(e) if e.kind() == ErrorKind::PermissionDenied => words.first().cloned().ok_or(e)?,
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+                words.first().filter(|word| word.len() < MOST_OF_PATH).cloned().ok_or(e)?
+            }
             Err(e) => return Err(e),
         };
         Ok(Self::by_program(pid, program, &words))

@@ -9,14 +9,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use control::{ClientState, ClientStatus, DomainStatus, RefusedStatus, Status};
-use guests::words::{self, property};
-use guests::{Guest as Found, Kind};
+use guests::words::property;
+use guests::{Guest as Found, Kind, Names};
 use kmem::pageonefs::MountInfo;
 
 use super::denied::{self, Denial};
 use super::memory::{self, Memory};
 use super::process::{self, Identity, Process};
 use super::report::{Check, Guest, Verdict};
+
+/// Most characters of a socket's name, see unix(7).
+const LONGEST: usize = 107;
 
 /// What is known of the host, once for all guests.
 pub(super) struct World<'a> {
@@ -48,6 +51,8 @@ struct Facts<'a> {
     kind: Kind,
     identity: io::Result<Identity>,
     arguments: Vec<String>,
+    /// How it calls itself.
+    own: Names,
     memory: io::Result<Memory>,
     client: Option<(&'a DomainStatus, &'a ClientStatus)>,
     refused: Option<&'a RefusedStatus>,
@@ -86,6 +91,7 @@ impl<'a> Facts<'a> {
             kind: found.kind,
             identity: process.identity(),
             arguments: process.arguments(),
+            own: Names::of(world.root, found.pid),
             memory: memory::of(&process),
             client: clients.find(|(_, client)| client.pid == found.pid),
             refused,
@@ -98,8 +104,8 @@ impl<'a> Facts<'a> {
 
     /// The name that its manager or its command line gives it.
     fn given_name(&self) -> Option<&str> {
-        let known = self.client.and_then(|(_, client)| client.guest_name.as_deref());
-        known.or_else(|| words::name(&self.arguments))
+        let called = self.client.filter(|(_, client)| client.called() != client.name);
+        called.map(|(_, client)| client.called()).or(self.own.name.as_deref())
     }
 
     fn name(&self) -> String {
@@ -183,6 +189,8 @@ impl<'a> Facts<'a> {
     fn not_known(&self) -> Check {
         let name = "merging";
         let socket = self.process.variable(wire::ENV_SOCKET).unwrap_or_else(|| "/run/pageone/agent.sock".into());
+        // Anybody's process may have one of any length.
+        let socket: String = socket.chars().take(LONGEST).collect();
         let directory = Path::new(&socket).parent().unwrap_or(Path::new("/"));
         let looks_elsewhere = !self.world.directories.iter().any(|asked| asked == directory);
         let is_there = self.process.path("root").join(socket.trim_start_matches('/')).exists();

@@ -6,7 +6,6 @@ use guests::{Kind, words};
 
 use super::super::denied;
 use super::super::device::{Device, Way};
-use super::super::process::Process;
 use super::super::report::Check;
 use super::Facts;
 
@@ -43,13 +42,7 @@ impl Facts<'_> {
     fn domain(&self) -> Option<Check> {
         let (domain, client) = self.client?;
         let others = domain.clients.iter().filter(|other| other.pid != client.pid);
-        let mut names: Vec<String> = others
-            .map(|other| {
-                let arguments = Process::new(self.world.root, other.pid).arguments();
-                let name = other.guest_name.as_deref().or_else(|| words::name(&arguments)).unwrap_or(&other.name);
-                format!("{name} ({})", other.pid)
-            })
-            .collect();
+        let mut names: Vec<String> = others.map(|other| format!("{} ({})", other.called(), other.pid)).collect();
         let more = names.len().saturating_sub(NAMED);
         names.truncate(NAMED);
         if more > 0 {

@@ -124,6 +124,32 @@ fn a_guest_without_the_agent_is_told_how_to_get_it() {
 }
 
 #[test]
+fn a_guest_is_called_as_on_every_screen_and_no_name_floods_this_one() {
+    let made = Made::new();
+    let long = "x".repeat(100_000);
+    made.of_guest("cmdline", &format!("qemu-system-x86_64\0-name\0{long}\0"));
+    made.of_guest("environ", &format!("{}=/{long}/agent.sock\0", wire::ENV_SOCKET));
+    made.of_guest("comm", "qemu-system-x86\n");
+    let agent = "7f0020000000-7f0020001000 r-xp 00000000 00:01 9 /usr/lib/libpageone_agent.so\nVmFlags: rd ex\n";
+    for agent in ["", agent] {
+        made.of_guest("smaps", &(smaps("rw-p", "0", "", "mg") + agent));
+        let guest = made.look(Some(&Status::default()));
+        let said = serde_json::to_string(&guest).unwrap();
+        assert!(guest.name.len() == 128 && said.len() < 4096, "{} {}", guest.name.len(), said.len());
+    }
+    let mut status = status();
+    for (client, name) in status.domains[0].clients.iter_mut().zip(["own", "other"]) {
+        (client.guest_name, client.own_name) = (None, Some(name.into()));
+    }
+    let guest = made.look(Some(&status));
+    assert_eq!(guest.name, "own");
+    let domain = check(&guest, "domain");
+    assert!(domain.found.ends_with("with other (4712)"), "{domain:?}");
+    made.of_guest("cmdline", "qemu-system-x86_64\0");
+    assert_eq!(made.look(None).name, "qemu-system-x86");
+}
+
+#[test]
 fn each_obstacle_is_found_and_attach_is_offered_past_none() {
     const DENIED: &str = "5,1,2,-;apparmor=\"DENIED\" operation=\"open\" profile=\"libvirt-0c1\" \
                           name=\"/proc/4711/smaps\" pid=4711 requested_mask=\"r\" denied_mask=\"r\"\n";

@@ -1,7 +1,7 @@
 //! `pageone report`: a recording as one page, as tables, as JSON.
 
-use std::io::BufWriter;
-use std::path::PathBuf;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use monitor::report::{self, export};
@@ -34,27 +34,37 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         args.output.is_some() || args.csv.is_some() || args.json.is_some(),
         "say what to write: -o report.html, --csv DIR or --json FILE"
     );
-    let existing = args.force.existing();
+    let create = |path: &Path| OutputFile::create(path, args.force.existing());
     let mut recording = replay::open(&args.file)?;
-    if let Some(path) = &args.output {
-        let page = report::html(&mut recording, &top::name_of(&args.file))?;
-        output::file::write(path, existing, page.as_bytes())?;
+    // All of them are begun before one is written, and written before one has its name: one that
+    // is refused leaves none of the others, in whose way the next try would be.
+    let mut page = args.output.as_deref().map(create).transpose()?;
+    let mut tables = args.csv.as_deref().map_or(Ok(Vec::new()), |directory| {
+        std::fs::create_dir_all(directory).with_context(|| cannot(directory))?;
+        let files = export::names().map(|name| create(&directory.join(name)));
+        files.into_iter().collect::<Result<Vec<_>, _>>().map_err(anyhow::Error::from)
+    })?;
+    let mut json = args.json.as_deref().map(create).transpose()?;
+    if let (Some(path), Some(out)) = (&args.output, &mut page) {
+        let text = report::html(&mut recording, &top::name_of(&args.file))?;
+        out.write_all(text.as_bytes()).with_context(|| cannot(path))?;
     }
     if let Some(directory) = &args.csv {
-        let cannot = || format!("cannot write to {}", directory.display());
-        std::fs::create_dir_all(directory).with_context(cannot)?;
-        let files = export::names().map(|name| OutputFile::create(&directory.join(name), existing).map(BufWriter::new));
-        let mut files = files.into_iter().collect::<Result<Vec<_>, _>>()?;
-        export::csv(&mut recording, &mut files).with_context(cannot)?;
-        for file in files {
-            file.into_inner().map_err(|error| error.into_error()).with_context(cannot)?.keep()?;
-        }
+        let mut out: Vec<_> = tables.iter_mut().map(BufWriter::new).collect();
+        export::csv(&mut recording, &mut out).with_context(|| cannot(directory))?;
+        out.iter_mut().try_for_each(Write::flush).with_context(|| cannot(directory))?;
     }
-    if let Some(path) = &args.json {
-        let cannot = || format!("cannot write {}", path.display());
-        let mut out = BufWriter::new(OutputFile::create(path, existing)?);
-        export::json(&mut recording, &mut out).with_context(cannot)?;
-        out.into_inner().map_err(|error| error.into_error()).with_context(cannot)?.keep()?;
+    if let (Some(path), Some(out)) = (&args.json, &mut json) {
+        let mut out = BufWriter::new(out);
+        export::json(&mut recording, &mut out).with_context(|| cannot(path))?;
+        out.flush().with_context(|| cannot(path))?;
     }
-    Ok(())
+    page.into_iter().chain(tables).chain(json).try_for_each(|file| Ok(file.keep()?))
 }
+
+fn cannot(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
+#[cfg(test)]
+mod tests;

@@ -17,10 +17,11 @@
 //! Sources: open(2) on `O_TMPFILE`; linkat(2); path_resolution(7).
 
 mod directory;
+mod temporary;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,8 +29,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::{Handle, Signals};
+
+use self::temporary::Temporary;
 
 /// What becomes of a regular file that has the name already. Nothing else is ever replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +141,7 @@ impl OutputFile {
         }
         if self.existing == Existing::Replaced {
             if let Way::Nameless(directory) = &self.way {
-                let own = Temporary::named(directory.try_clone().map_err(&failed)?);
+                let own = directory.try_clone().and_then(Temporary::new).map_err(&failed)?;
                 link(&self.file, directory, &own.name).map_err(|e| failed(e.into()))?;
                 self.way = Way::Temporary(own);
             }
@@ -265,9 +266,9 @@ fn nameless(directory: OwnedFd) -> io::Result<(File, Way)> {
         // Its name comes by way of /proc.
         Ok(file) if Path::new("/proc/self/fd").exists() => Ok((file.into(), Way::Nameless(directory))),
         Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
-            let own = Temporary::named(directory);
+            let own = Temporary::new(directory)?;
             let file = create_at(&own.directory, &own.name)?;
-            Ok((file, Way::Temporary(own.guarded()?)))
+            Ok((file, Way::Temporary(own)))
         }
         Err(e) => Err(e.into()),
     }
@@ -282,52 +283,4 @@ fn create_at(directory: &OwnedFd, name: &OsStr) -> Result<File, Errno> {
 fn link(file: &File, directory: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
     let own = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::linkat(CWD, own, directory, name, AtFlags::SYMLINK_FOLLOW)
-}
-
-/// A name that nobody guesses. It is gone with this.
-#[derive(Debug)]
-struct Temporary {
-    directory: OwnedFd,
-    name: OsString,
-    signals: Option<Handle>,
-}
-
-impl Temporary {
-    fn named(directory: OwnedFd) -> Self {
-        let mut random = [0; 16];
-        // Without randomness the name is one that may be there already, which is an error.
-        let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
-        let name = format!(".pageone-{:032x}", u128::from_ne_bytes(random));
-        Self { directory, name: name.into(), signals: None }
-    }
-
-    /// Has it removed when a signal ends the program.
-    fn guarded(mut self) -> io::Result<Self> {
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
-        self.signals = Some(signals.handle());
-        let (directory, name) = (self.directory.try_clone()?, self.name.clone());
-        std::thread::Builder::new().name("output".into()).spawn(move || {
-            for signal in signals.forever() {
-                let _ = rustix::fs::unlinkat(&directory, &name, AtFlags::empty());
-                let _ = signal_hook::low_level::emulate_default_handler(signal);
-            }
-        })?;
-        Ok(self)
-    }
-
-    /// Renames it over a regular file, or over nothing.
-    fn replace(&self, name: &OsStr, path: &Path) -> Result<(), FileError> {
-        in_place(&self.directory, name, path, Existing::Replaced)?
-            .map_or(Ok(()), |_| Err(FileError::Other { path: path.to_owned(), what: "a device or a pipe by now" }))?;
-        rustix::fs::renameat(&self.directory, &self.name, &self.directory, name).map_err(|e| io_error(path)(e.into()))
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if let Some(signals) = self.signals.take() {
-            signals.close();
-        }
-        let _ = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
-    }
 }

@@ -1,5 +1,8 @@
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+
+use rustix::process::Signal;
 
 use super::*;
 
@@ -55,9 +58,8 @@ fn without_nameless_files_a_random_name_is_used_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out");
     let begin = |existing| {
-        let own = Temporary::named(directory::open(dir.path()).unwrap());
-        let file = create_at(&own.directory, &own.name).unwrap();
-        OutputFile { file, path: path.clone(), existing, way: Way::Temporary(own.guarded().unwrap()) }
+        let (file, own) = named(dir.path());
+        OutputFile { file, path: path.clone(), existing, way: Way::Temporary(own) }
     };
     let first = begin(Existing::Kept);
     assert!(names(dir.path())[0].starts_with(".pageone-"));
@@ -69,32 +71,92 @@ fn without_nameless_files_a_random_name_is_used_and_removed() {
     assert_eq!(names(dir.path()), ["out"]);
 }
 
+/// A file as on a file system without nameless ones.
+fn named(dir: &Path) -> (File, Temporary) {
+    let own = Temporary::new(directory::open(dir).unwrap()).unwrap();
+    (create_at(&own.directory, &own.name).unwrap(), own)
+}
+
+/// Runs the named test in a process of its own, sends it a signal when it is `ready`, and gives the
+/// signal that ended it, and the names that are left.
+fn signalled(test: &str, case: &str, signal: Signal) -> (Option<i32>, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", &format!("file::tests::{test}")]).env(AT, dir.path()).env(CASE, case);
+    let mut again = again.spawn().unwrap();
+    while !dir.path().join("ready").exists() {
+        assert!(again.try_wait().unwrap().is_none());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&again), signal).unwrap();
+    let ended = again.wait().unwrap();
+    (std::os::unix::process::ExitStatusExt::signal(&ended), names(dir.path()))
+}
+
+/// The directory of a process that [`signalled`] has started.
+fn at() -> Option<OsString> {
+    let dir = std::env::var_os(AT)?;
+    // A shell starts what runs behind it with SIGINT ignored, which is left so.
+    [libc::SIGINT, libc::SIGTERM].into_iter().for_each(|signal| temporary::set(signal, libc::SIG_DFL));
+    Some(dir)
+}
+
+const AT: &str = "PAGEONE_TEST_OUTPUT";
+const CASE: &str = "PAGEONE_TEST_OUTPUT_CASE";
+
 #[test]
-fn a_signal_removes_the_random_name() {
-    const AT: &str = "PAGEONE_TEST_OUTPUT";
-    if let Some(dir) = std::env::var_os(AT) {
-        let own = Temporary::named(directory::open(Path::new(&dir)).unwrap());
-        create_at(&own.directory, &own.name).unwrap();
-        let _own = own.guarded().unwrap();
-        std::fs::write(Path::new(&dir).join("guarded"), "").unwrap();
+fn a_signal_removes_the_random_names_of_all_files() {
+    if let Some(dir) = at() {
+        // More than a thread for each could remove before the first ends the process.
+        let _files: Vec<_> = (0..64).map(|_| named(Path::new(&dir))).collect();
+        std::fs::write(Path::new(&dir).join("ready"), "").unwrap();
         loop {
             std::thread::park();
         }
     }
-    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
-        let dir = tempfile::tempdir().unwrap();
-        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        again.args(["--exact", "file::tests::a_signal_removes_the_random_name"]).env(AT, dir.path());
-        let mut again = again.spawn().unwrap();
-        while !dir.path().join("guarded").exists() {
-            assert!(again.try_wait().unwrap().is_none());
+    for signal in [Signal::INT, Signal::TERM] {
+        let left = signalled("a_signal_removes_the_random_names_of_all_files", "", signal);
+        assert_eq!(left, (Some(signal.as_raw()), vec!["ready".to_owned()]));
+    }
+}
+
+#[test]
+fn signals_do_what_they_did_before_once_the_last_file_is_closed_and_where_the_program_handles_them() {
+    const TEST: &str =
+        "signals_do_what_they_did_before_once_the_last_file_is_closed_and_where_the_program_handles_them";
+    if let Some(dir) = at() {
+        let (dir, case) = (Path::new(&dir), std::env::var(CASE).unwrap());
+        let caught = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let handle = || signal_hook::flag::register(libc::SIGINT, caught.clone()).unwrap();
+        let first = named(dir);
+        match case.as_str() {
+            "closed" => drop((first, named(dir))),
+            "again" => {
+                drop(first);
+                std::mem::forget(named(dir));
+            }
+            "handled" => {
+                handle();
+                drop(first);
+                std::mem::forget(named(dir));
+            }
+            _ => {
+                handle();
+                std::mem::forget(first);
+            }
+        }
+        std::fs::write(dir.join("ready"), "").unwrap();
+        while !caught.load(std::sync::atomic::Ordering::Relaxed) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        assert_eq!(names(dir.path()).len(), 2);
-        rustix::process::kill_process(rustix::process::Pid::from_child(&again), signal).unwrap();
-        let ended = again.wait().unwrap();
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(signal.as_raw()));
-        assert_eq!(names(dir.path()), ["guarded"]);
+        return;
+    }
+    let ready = vec!["ready".to_owned()];
+    assert_eq!(signalled(TEST, "closed", Signal::INT), (Some(libc::SIGINT), ready.clone()));
+    assert_eq!(signalled(TEST, "again", Signal::INT), (Some(libc::SIGINT), ready));
+    for case in ["handled", "open"] {
+        let (ended, left) = signalled(TEST, case, Signal::INT);
+        assert_eq!((ended, left.len()), (None, 2), "the program goes on, and keeps its file: {case}");
     }
 }
 

@@ -1,0 +1,133 @@
+//! Names that files have until they are whole. Errors, SIGINT and SIGTERM remove them.
+//!
+//! ```text
+//! SIGINT ──▶ handler ──pipe──▶ thread: removes all names, puts the usual action back, sends it again
+//! ```
+//!
+//! All files of the process have one guard: the first that ended the process would leave the others'
+//! names. A signal that the program ignores or handles itself is left to it. When the last name is
+//! gone, signals do what they did before.
+
+#![allow(unsafe_code)] // Handlers of signals.
+
+use std::ffi::{OsStr, OsString, c_int};
+use std::io::{self, PipeWriter, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::fs::AtFlags;
+
+use super::{Existing, FileError, in_place, io_error};
+
+const SIGNALS: [c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+/// Names, and the directories that they are in.
+static NAMES: Mutex<Vec<(OwnedFd, OsString)>> = Mutex::new(Vec::new());
+/// Takes the number of a signal. It is there once the thread is.
+static WAKE: OnceLock<PipeWriter> = OnceLock::new();
+
+/// A name that nobody guesses. It is gone with this.
+#[derive(Debug)]
+pub(super) struct Temporary {
+    pub(super) directory: OwnedFd,
+    pub(super) name: OsString,
+}
+
+impl Temporary {
+    /// Chooses one. The file is made after this: there is no moment at which a signal leaves it.
+    pub(super) fn new(directory: OwnedFd) -> io::Result<Self> {
+        let mut random = [0; 16];
+        // Without randomness the name is one that may be there already, which is an error.
+        let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+        let name: OsString = format!(".pageone-{:032x}", u128::from_ne_bytes(random)).into();
+        let mut names = names();
+        start()?;
+        names.push((directory.try_clone()?, name.clone()));
+        exchange(libc::SIG_DFL, handler());
+        Ok(Self { directory, name })
+    }
+
+    /// Renames it over a regular file, or over nothing.
+    pub(super) fn replace(&self, name: &OsStr, path: &Path) -> Result<(), FileError> {
+        in_place(&self.directory, name, path, Existing::Replaced)?
+            .map_or(Ok(()), |_| Err(FileError::Other { path: path.to_owned(), what: "a device or a pipe by now" }))?;
+        rustix::fs::renameat(&self.directory, &self.name, &self.directory, name).map_err(|e| io_error(path)(e.into()))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
+        let mut names = names();
+        names.retain(|(_, name)| *name != self.name);
+        if names.is_empty() {
+            exchange(handler(), libc::SIG_DFL);
+        }
+    }
+}
+
+fn names() -> MutexGuard<'static, Vec<(OwnedFd, OsString)>> {
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the thread, under the lock.
+fn start() -> io::Result<()> {
+    if WAKE.get().is_some() {
+        return Ok(());
+    }
+    let (mut asked, wake) = io::pipe()?;
+    std::thread::Builder::new().name("output".into()).spawn(move || {
+        let mut signal = [0];
+        while asked.read_exact(&mut signal).is_ok() {
+            end_by(signal[0].into());
+        }
+    })?;
+    let _ = WAKE.set(wake);
+    Ok(())
+}
+
+extern "C" fn wake(signal: c_int) {
+    // Without libc, so errno is what the interrupted code knows.
+    let _ = WAKE.get().map(|wake| rustix::io::write(wake, &[signal as u8]));
+}
+
+fn handler() -> libc::sighandler_t {
+    wake as extern "C" fn(c_int) as libc::sighandler_t
+}
+
+fn end_by(signal: c_int) {
+    // No file gets a name any more.
+    let names = names();
+    // A handler that was set over this one has the signal. Or the last file was just closed.
+    if ![handler(), libc::SIG_DFL].contains(&action(signal)) {
+        return;
+    }
+    for (directory, name) in &*names {
+        let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
+    }
+    set(signal, libc::SIG_DFL);
+    // SAFETY: the usual action is to end this process, as was asked for.
+    unsafe { libc::kill(libc::getpid(), signal) };
+}
+
+/// Sets an action of the signals that have this one.
+fn exchange(from: libc::sighandler_t, to: libc::sighandler_t) {
+    SIGNALS.into_iter().filter(|&signal| action(signal) == from).for_each(|signal| set(signal, to));
+}
+
+fn action(signal: c_int) -> libc::sighandler_t {
+    // SAFETY: all fields are numbers, for which zero is a value.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes the action to a local variable.
+    unsafe { libc::sigaction(signal, std::ptr::null(), &mut now) };
+    now.sa_sigaction
+}
+
+pub(super) fn set(signal: c_int, action: libc::sighandler_t) {
+    // SAFETY: all fields are numbers, for which zero is a value: no mask.
+    let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
+    (new.sa_sigaction, new.sa_flags) = (action, libc::SA_RESTART);
+    // SAFETY: the action is SIG_DFL, or a function that loads an atomic and writes to a pipe, which
+    // a handler may do at any moment.
+    unsafe { libc::sigaction(signal, &new, std::ptr::null_mut()) };
+}

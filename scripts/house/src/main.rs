@@ -27,11 +27,11 @@ use source::{Files, Place};
 
 /// What may be counted at most, and what is aimed at. A limit is lowered when its count is.
 const LIMITS: [(&str, usize, usize); 6] = [
-    ("circles", 8, 0),
-    ("booleans", 88, 50),
-    ("forwarders", 271, 167),
-    ("fields", 12, 6),
-    ("lines", 123_700, 112_000),
+    ("circles", 0, 0),
+    ("booleans", 20, 50),
+    ("forwarders", 194, 167),
+    ("fields", 3, 6),
+    ("lines", 120_300, 112_000),
     ("words", 63_000, 63_000),
 ];
 

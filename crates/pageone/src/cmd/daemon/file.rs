@@ -4,10 +4,12 @@
 //! is checked when each of them is right.
 
 use std::fmt;
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Result;
+use claims::ClaimError;
 use engine::{Config, SETTINGS};
 use serde::Deserialize;
 use strsim::levenshtein;
@@ -56,9 +58,11 @@ pub(crate) fn load(path: Option<&Path>) -> Result<(Config, usize)> {
         None => (Path::new(DEFAULT_FILE), false),
     };
     let wrong = |why: String| Coded(Code::Configuration, why);
-    let text = match claims::text(path, MOST).map_err(std::io::Error::from) {
+    // A person names it, and may name a pipe, or `/dev/null` for no settings: only its length is bounded.
+    let bytes = File::open(path).map_err(ClaimError::Io).and_then(|file| claims::up_to(file, MOST));
+    let text = match bytes.and_then(|bytes| String::from_utf8(bytes).map_err(|_| ClaimError::Text)) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
+        Err(ClaimError::Io(e)) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
             return Ok((Config::default(), 0));
         }
         Err(e) => return Err(wrong(format!("{}: cannot be read: {e}", path.display())).into()),

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Pool: a name, or the path of its capacity class
     #[arg(long, value_name = "POOL")]
     to: String,
-    /// Name of the checkpoint, of one process [default: PROGRAM-PID-SECONDS]
+    /// Name of the checkpoint, of one process [default: NAME-PID-SECONDS]
     #[arg(long)]
     name: Option<String>,
     /// The longest pause, in milliseconds
@@ -116,6 +116,23 @@ impl Frozen for Daemon {
             None => Ok(!self.tracked || Freeze::ask(&self.directories, self.pid, Duration::ZERO)?.is_none()),
         }
     }
+}
+
+/// The name of a guest, or of a program.
+fn called(pid: i32) -> String {
+    let program = || {
+        let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        Some(path.file_name()?.to_string_lossy().into_owned())
+    };
+    let own = guests::Names::of(Path::new("/"), pid).name;
+    own.or_else(program).unwrap_or_else(|| "process".into())
+}
+
+/// What a checkpoint is called that nobody names: of characters that need no quotes, in a list of 80 columns.
+fn default_name(called: &str, pid: i32, seconds: u64) -> String {
+    let kept = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let called: String = called.trim_start_matches('.').chars().map(kept).take(18).collect();
+    format!("{called}-{pid}-{seconds}")
 }
 
 /// The pool of a command.
@@ -218,11 +235,9 @@ impl Command<'_> {
             source.is_tracked() || args.stop,
             "nothing tracks what process {pid} writes: start it with `pageone run`, or let it be stopped for the whole time with --stop"
         );
-        let program = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
-        let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-        let program = program.unwrap_or_else(|| "process".into());
+        let called = called(pid);
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
-        let name = args.name.clone().unwrap_or_else(|| format!("{program}-{pid}-{seconds}"));
+        let name = args.name.clone().unwrap_or_else(|| default_name(&called, pid, seconds));
         let opened = self.open()?;
         let mut writer = opened.store.begin(&name)?;
         phases.end("open");
@@ -244,7 +259,7 @@ impl Command<'_> {
         };
         guard.done();
         writer.warnings().iter().for_each(warn);
-        let stored = writer.commit(format!("{program} {pid}"), source.addresses());
+        let stored = writer.commit(format!("{called} {pid}"), source.addresses());
         let checkpoint = stored.map_err(|e| explain(e.into(), &args.to))?;
         if let Some(readers) = &opened.readers {
             readers.publish(|| opened.store.view());

@@ -193,7 +193,7 @@ impl<'a> Lookup<'a> {
         let (handle, place) = match self.known.see(&domain.index, at, key, here) {
             Found::New(handle) | Found::Own(handle) => return self.first(candidate, handle, chunk),
             Found::At(handle, place) => (handle, place),
-            Found::Leaving => return Ok(Verdict::Nothing),
+            Found::Leaving | Found::Full => return Ok(Verdict::Nothing),
         };
         // A second try settles the case that another pass promoted the sighting meanwhile.
         let mut place = Some(place);
@@ -257,7 +257,7 @@ impl<'a> Lookup<'a> {
                 Verdict::Kept
             }
             Found::At(_, Place::Frame(_)) => Verdict::Kept,
-            Found::At(_, Place::Below(_)) | Found::Leaving => Verdict::Nothing,
+            Found::At(_, Place::Below(_)) | Found::Leaving | Found::Full => Verdict::Nothing,
         }
     }
 }

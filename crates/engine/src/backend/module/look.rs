@@ -72,7 +72,7 @@ impl Lookup {
                     self.prediction.add(page, None);
                     found.new.push(digest);
                 }
-                merge::Found::Own(_) => {}
+                merge::Found::Own(_) | merge::Found::Full => {}
                 merge::Found::At(handle, place) => {
                     self.prediction.add(page, Some(handle));
                     found.wanted.push(Wanted { page, handle, place });

@@ -10,8 +10,10 @@ pub(crate) enum Found {
     Own(u32),
     /// It is in another page, or a frame.
     At(u32, Place),
-    /// It is on its way out, or the index is full.
+    /// It is on its way out.
     Leaving,
+    /// Nothing was, and the index is full.
+    Full,
 }
 
 /// What look-ups remember from chunk to chunk.
@@ -39,7 +41,7 @@ impl Lookup {
         let handle = match self.handles[at].map(Seen::Known).or_else(|| index.add(key, Place::Sighted(here))) {
             Some(Seen::First(handle)) => return Found::New(handle),
             Some(Seen::Known(handle)) => handle,
-            None => return Found::Leaving,
+            None => return Found::Full,
         };
         self.hint = handle + 1;
         match index.place(handle, key) {

@@ -15,14 +15,20 @@ pub(super) fn ls(names: &Names, pool: &str, json: Json) -> Result<()> {
     let own = |pool: Pool| -> Result<_> { Ok(Catalog::open(&pool)?.checkpoints().to_vec()) };
     let all = names.read(pool, own, checkpoint::serve::list)?;
     json.print(&all, || {
+        let width = width(&all);
         let line = |[name, created, memory, stored, source]: [&str; 5]| {
-            format!("{name:<24} {created:>19} {memory:>8} {stored:>8}  {source}\n")
+            format!("{name:<width$} {created:>19} {memory:>8} {stored:>8}  {source}\n")
         };
         let one = |c: &Checkpoint| {
             line([&c.name, &date(c.created), &size(c.bytes()), &size(c.stored_bytes()), &printable(&c.source)])
         };
         all.iter().fold(line(["checkpoint", "created", "memory", "stored", "source"]), |text, c| text + &one(c))
     })
+}
+
+/// Columns of a list's names.
+fn width(all: &[Checkpoint]) -> usize {
+    all.iter().map(|c| c.name.len()).max().unwrap_or_default().max("checkpoint".len())
 }
 
 /// Seconds since 1970 as date and time on this host.
@@ -56,8 +62,9 @@ pub(super) fn du(pool: &Pool, json: Json) -> Result<()> {
             let size = bytes.map_or("unreadable".into(), size);
             format!("  {what} {size:>8}")
         };
+        let width = width(catalog.checkpoints());
         let line = |name: &str, parts: &[(&str, Option<u64>)]| {
-            format!("{name:<22}{}\n", parts.iter().map(part).collect::<String>())
+            format!("{name:<width$}{}\n", parts.iter().map(part).collect::<String>())
         };
         let mut text = String::new();
         for c in catalog.checkpoints() {

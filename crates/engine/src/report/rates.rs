@@ -41,7 +41,7 @@ fn ask(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), rustix:
 /// The process is not a client.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "process {0} is no client of this daemon, so its writes are not recorded: start it with `pageone run`; `pageone status` lists clients"
+    "process {0} is no client of this daemon, so its writes are not recorded: attach it, or start it with `pageone run`; `pageone status` lists clients"
 )]
 pub(super) struct NotAClient(i32);
 

@@ -128,7 +128,7 @@ fn called(pid: i32) -> String {
     own.or_else(program).unwrap_or_else(|| "process".into())
 }
 
-/// What a checkpoint is called that nobody names: of characters that need no quotes, in a list of 80 columns.
+/// What a checkpoint is called that nobody names: short, and of characters that need no quotes.
 fn default_name(called: &str, pid: i32, seconds: u64) -> String {
     let kept = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let called: String = called.trim_start_matches('.').chars().map(kept).take(18).collect();

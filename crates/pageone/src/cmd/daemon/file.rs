@@ -58,7 +58,7 @@ pub(crate) fn load(path: Option<&Path>) -> Result<(Config, usize)> {
         None => (Path::new(DEFAULT_FILE), false),
     };
     let wrong = |why: String| Coded(Code::Configuration, why);
-    // A person names it, and may name a pipe, or `/dev/null` for no settings: only its length is bounded.
+    // A person may name a pipe, or `/dev/null` for no settings: only the length is bounded.
     let bytes = File::open(path).map_err(ClaimError::Io).and_then(|file| claims::up_to(file, MOST));
     let text = match bytes.and_then(|bytes| String::from_utf8(bytes).map_err(|_| ClaimError::Text)) {
         Ok(text) => text,

@@ -222,6 +222,7 @@ mod tests {
         assert!(error.contains("line 1") && error.contains("threads"), "{error}");
         assert!(load(Some(Path::new("/nonexistent/file"))).unwrap_err().to_string().contains("/nonexistent/file"));
         let error = load(Some(Path::new("/dev/zero"))).unwrap_err().to_string();
-        assert!(error.contains("/dev/zero: cannot be read: it is a character device"), "{error}");
+        assert!(error.contains("/dev/zero: cannot be read: it has 1048577 bytes, and at most 1048576"), "{error}");
+        assert_eq!(load(Some(Path::new("/dev/null"))).unwrap().1, 0, "no settings");
     }
 }

@@ -84,6 +84,7 @@ pub enum Protection {
     /// Lifts the protection, and wakes the threads that wait.
     Lift = 0,
 }
+
 /// `UFFDIO_COPY_MODE_DONTWAKE`.
 const COPY_MODE_DONTWAKE: u64 = 1;
 /// `_IOWR(0xAA, _UFFDIO_MOVE, struct uffdio_move)`; the bindings leave it out.

@@ -190,6 +190,7 @@ mod tests {
         // SAFETY: the memory is this test's alone, and nothing refers to it.
         unsafe { mm::unmap(all) }.unwrap();
     }
+
     #[test]
     fn frames_of_a_snapshot_are_merged_with_as_long_as_a_page_maps_one() {
         let shared = shared();

@@ -24,7 +24,6 @@ const MOST_PUNCHES: usize = 512;
 pub(crate) struct Usage {
     pub(crate) segments: usize,
     pub(crate) frames: u64,
-    pub(crate) references: u64,
     pub(crate) pinned: u64,
     /// Slots without users that still have memory.
     pub(crate) dead: u64,
@@ -387,7 +386,6 @@ impl Store {
             for refs in &segment.refs {
                 let refs = refs.load(Relaxed);
                 usage.frames += u64::from(refs & !PINNED != 0);
-                usage.references += u64::from(refs & !PINNED);
                 usage.pinned += u64::from(refs & PINNED != 0);
             }
         }

@@ -15,6 +15,7 @@ use crate::core::content::frame::NO_HANDLE;
 pub(super) const PINNED: u32 = 1 << 31;
 /// Segments of a store: a frame's number has 30 bits.
 pub(super) const MOST_SEGMENTS: usize = (1 << 30) / SEGMENT_PAGES as usize;
+
 pub(super) enum Memory {
     /// This daemon made it, and writes it.
     Own(StoreFile),

@@ -51,7 +51,6 @@ pub(crate) struct Slot {
     since: AtomicU64,
     /// The user whose memory that is.
     uid: AtomicU32,
-    /// How long it may sleep there.
     /// How long it may sleep there, in milliseconds.
     limit_ms: AtomicU64,
     /// When the watch first saw it in this memory.

@@ -21,6 +21,7 @@ use crate::world::stall::touch;
 const CHUNK: usize = 128;
 /// Pages that the agent is asked about at a time.
 const ASK: usize = 512;
+/// Requests for digests under way at a time.
 pub(super) const AHEAD: usize = 2;
 /// Fewer pages than this are read from outside: asking the agent would not pay.
 const FEW: usize = 64;

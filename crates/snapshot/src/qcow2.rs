@@ -10,7 +10,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -32,6 +32,8 @@ const BACKING_FORMAT: u32 = 0xE279_2ACA;
 const DATA_FILE: u64 = 1 << 2;
 /// Bytes of a sector: a disk has whole ones.
 const SECTOR: u64 = 512;
+/// Bytes of the largest cluster; the header lies in the first one.
+const LARGEST_CLUSTER: u64 = 2 << 20;
 /// Bytes of the name of a backing file, at most.
 const LONGEST: u32 = 1023;
 
@@ -128,36 +130,60 @@ fn make(image: &Path, size: u64, backing: Option<(&Path, bool)>, mode: u32) -> i
     Ok(file)
 }
 
-/// The backing file of an image, which it shows where nothing was written. `None`: it has none, or
-/// is not qcow2.
+/// What an image shows where nothing was written.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// The file.
+    pub image: PathBuf,
+    /// It is raw: what it begins with is the guest's, and no header.
+    pub raw: bool,
+}
+
+/// The backing file of a qcow2 image. `None`: it has none.
 ///
 /// # Errors
-/// If the file cannot be read, or keeps its data in yet another file.
-pub fn backing(image: &Path) -> io::Result<Option<PathBuf>> {
-    let file = open(image)?;
-    let mut header = [0; 80];
-    match file.read_exact_at(&mut header, 0) {
-        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        read => read?,
+/// If the file cannot be read, is not qcow2, keeps its data in yet another file, or does not say
+/// which format its backing file has. Without that the file's first bytes would tell, and if it is
+/// raw, a guest has written these.
+pub fn backing(image: &Path) -> io::Result<Option<Backing>> {
+    let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    let mut bytes = Vec::new();
+    open(image)?.take(LARGEST_CLUSTER).read_to_end(&mut bytes)?;
+    let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
+    let long = |at: usize| Some(u64::from(word(at)?) << 32 | u64::from(word(at + 4)?));
+    if !bytes.starts_with(MAGIC) {
+        return Err(wrong("not a qcow2 image"));
     }
-    if header[..4] != *MAGIC {
-        return Ok(None);
-    }
-    let version = u32::from_be_bytes(header[4..8].try_into().unwrap_or_default());
-    let features = u64::from_be_bytes(header[72..80].try_into().unwrap_or_default());
-    if version >= 3 && features & DATA_FILE != 0 {
+    let version = word(4).ok_or_else(|| wrong("its header is cut off"))?;
+    if version >= 3 && long(72).is_some_and(|features| features & DATA_FILE != 0) {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "its data are in a file of their own"));
     }
-    let at = u64::from_be_bytes(header[8..16].try_into().unwrap_or_default());
-    let len = u32::from_be_bytes(header[16..20].try_into().unwrap_or_default());
-    if at == 0 || len > LONGEST {
+    let (at, len) = (long(8).unwrap_or(0) as usize, word(16).unwrap_or(0));
+    if at == 0 {
         return Ok(None);
     }
-    let mut name = vec![0; len as usize];
-    file.read_exact_at(&mut name, at)?;
+    let name = bytes.get(at..).and_then(|rest| rest.get(..len as usize)).filter(|_| len <= LONGEST);
+    let name = name.ok_or_else(|| wrong("the name of its backing file is cut off"))?;
+    // Extensions of the header: kind, length, and bytes up to the next multiple of 8.
+    let mut extension = if version >= 3 { word(100).unwrap_or(0) as usize } else { 72 };
+    let raw = loop {
+        match (word(extension), word(extension + 4)) {
+            (Some(BACKING_FORMAT), Some(len)) => match bytes.get(extension + 8..).and_then(|b| b.get(..len as usize)) {
+                Some(b"raw") => break true,
+                Some(b"qcow2") => break false,
+                _ => return Err(wrong("its backing file is neither raw nor qcow2")),
+            },
+            (Some(kind), Some(len)) if kind != 0 => extension += 8 + (len as usize).next_multiple_of(8),
+            _ => {
+                return Err(wrong(
+                    "it does not say which format its backing file has: `qemu-img rebase -u -F FORMAT` does",
+                ));
+            }
+        }
+    };
     // A name that is not absolute is beside the image.
     let directory = image.parent().unwrap_or(Path::new("."));
-    Ok(Some(directory.join(OsStr::from_bytes(&name))))
+    Ok(Some(Backing { image: directory.join(OsStr::from_bytes(name)), raw }))
 }
 
 /// Names another backing file for an image that has one, and that nobody else uses. The name is put
@@ -192,16 +218,22 @@ mod tests {
         let (base, over) = (path("base"), path("over"));
         create(&base, 3 << 20, None, 0o640).unwrap();
         create_over(&over, &base, false).unwrap();
-        assert_eq!(backing(&over).unwrap(), Some(base.clone()));
+        assert_eq!(backing(&over).unwrap(), Some(Backing { image: base.clone(), raw: false }));
         assert_eq!(backing(&base).unwrap(), None);
         let file = File::options().read(true).write(true).open(&over).unwrap();
         set_backing(&file, "other").unwrap();
-        assert_eq!(backing(&over).unwrap(), Some(path("other")));
+        assert_eq!(backing(&over).unwrap(), Some(Backing { image: path("other"), raw: false }));
         assert_eq!(disk_size(&over).unwrap(), 3 << 20);
         // A second name would need the same room.
         assert!(set_backing(&file, "third").is_err());
         std::fs::write(path("raw"), b"raw").unwrap();
-        assert_eq!(backing(&path("raw")).unwrap(), None);
+        assert!(backing(&path("raw")).is_err(), "no header is looked for in what is no image");
+        create_over(&path("over-raw"), &path("raw"), true).unwrap();
+        assert_eq!(backing(&path("over-raw")).unwrap(), Some(Backing { image: path("raw"), raw: true }));
+        // Without the format, the first bytes of the file below would decide.
+        let file = File::options().write(true).open(path("over-raw")).unwrap();
+        file.write_all_at(&[0; 4], u64::from(HEADER)).unwrap();
+        assert!(backing(&path("over-raw")).unwrap_err().to_string().contains("which format"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use mpool::BLOCK;
 use tar::{Archive, Entries, Entry};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::export::chain;
 use super::{About, ArchiveError, FORMAT, Summed, file_name, image_error};
 use crate::qcow2;
 use crate::record::Record;
@@ -181,7 +182,14 @@ impl<'b, R: Read> Parts<'b, R> {
                     qcow2::set_backing(&file, &below).map_err(image_error(&image))?;
                 }
             }
-            about.description.disks[disk].image = std::path::absolute(path(0))?;
+            let own = &mut about.description.disks[disk];
+            own.image = std::path::absolute(path(0))?;
+            // An image shows the files that its header names, and that may be any of this host.
+            let shown: Vec<_> = (0..count).map(|number| std::path::absolute(path(number))).collect::<Result<_, _>>()?;
+            if chain(own)? != shown {
+                let name = file_name(disk, 0);
+                return Err(ArchiveError::Damaged(format!("its image {name} shows files that are not in the archive")));
+            }
         }
         Ok(())
     }

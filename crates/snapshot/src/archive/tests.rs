@@ -26,6 +26,8 @@ fn the_bytes_of_a_raw_image_are_never_taken_for_a_header() {
     qcow2::create_over(&over, &raw, true).unwrap();
     let len = std::fs::metadata(&raw).unwrap().len();
     assert_eq!(qcow2::disk_size(&over).unwrap(), len, "it shows the file, not what its header says");
+    let layers = chain(&Disk { word: "disk".into(), image: over.clone(), raw: false }).unwrap();
+    assert_eq!(layers, [over.clone(), raw.clone()], "a raw image is the lowest, whatever it begins with");
     let header = std::fs::read(&over).unwrap();
     assert!(header[..200].windows(8).any(|bytes| bytes == b"\0\0\0\x03raw\0"), "QEMU is told so");
 }
@@ -121,8 +123,23 @@ fn a_snapshot_comes_back_with_its_memory_and_its_images() {
     assert_eq!(image.filled().collect::<Vec<_>>(), [0, 3]);
     let disk = &about.description.disks[0];
     let below = to.directory.path().join("disks/one.disk-0-1");
-    assert_eq!(qcow2::backing(&disk.image).unwrap(), Some(below));
+    assert_eq!(qcow2::backing(&disk.image).unwrap(), Some(qcow2::Backing { image: below, raw: false }));
     assert_eq!(qcow2::disk_size(&disk.image).unwrap(), 1 << 20);
+}
+
+/// Whoever makes an archive may name any file of the host as the one below its lowest image.
+#[test]
+fn an_image_that_shows_a_file_of_the_host_is_refused() {
+    let (from, to) = (tempfile::tempdir().unwrap(), Place::new());
+    let mut bytes = archive(from.path());
+    let base = std::fs::read(from.path().join("base")).unwrap();
+    let at = bytes.windows(104).position(|part| part == &base[..104]).unwrap();
+    let (secret, lie) = (from.path().join("secret"), from.path().join("lie"));
+    qcow2::create(&secret, 1 << 20, None, 0o600).unwrap();
+    qcow2::create_over(&lie, &secret, false).unwrap();
+    bytes[at..at + 512].copy_from_slice(&std::fs::read(lie).unwrap()[..512]);
+    let error = to.refuses(&bytes[..]);
+    assert!(error.contains("its image disk-0-0 shows files that are not in the archive"), "{error}");
 }
 
 #[test]

@@ -237,7 +237,13 @@ fn in_place(directory: &OwnedFd, name: &OsStr, path: &Path, existing: Existing) 
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile if existing == Existing::Kept => return Err(FileError::Exists(path.to_owned())),
         FileType::RegularFile => return Ok(None),
-        FileType::CharacterDevice | FileType::BlockDevice | FileType::Fifo => flags |= OFlags::NOFOLLOW,
+        FileType::CharacterDevice | FileType::BlockDevice | FileType::Fifo if !directory::is_trusted(stat.st_uid) => {
+            return Err(other("a pipe or device of another user"));
+        }
+        // What a disk holds is replaced as a file's content is; a mounted one is busy.
+        FileType::BlockDevice if existing == Existing::Kept => return Err(FileError::Exists(path.to_owned())),
+        FileType::BlockDevice => flags |= OFlags::NOFOLLOW | OFlags::EXCL,
+        FileType::CharacterDevice | FileType::Fifo => flags |= OFlags::NOFOLLOW,
         // Such as /dev/stdout.
         FileType::Symlink if directory::is_trusted(stat.st_uid) => {}
         FileType::Symlink => return Err(other("a link of another user")),
@@ -248,8 +254,13 @@ fn in_place(directory: &OwnedFd, name: &OsStr, path: &Path, existing: Existing) 
         Err(Errno::NOENT) => return Err(other("a link to nothing")),
         opened => opened.map_err(|e| failed(e.into()))?,
     };
+    let named = FileType::from_raw_mode(stat.st_mode);
     let stat = rustix::fs::fstat(&opened).map_err(|e| failed(e.into()))?;
     match FileType::from_raw_mode(stat.st_mode) {
+        // It was exchanged meanwhile.
+        kind if named != FileType::Symlink && (kind != named || !directory::is_trusted(stat.st_uid)) => {
+            Err(other("another thing than a moment ago"))
+        }
         // What is there goes on where it is.
         FileType::RegularFile if is_stdout(&stat) => {
             let own = rustix::stdio::stdout().try_clone_to_owned().map_err(failed)?;

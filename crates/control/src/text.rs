@@ -70,7 +70,9 @@ impl Display for Status {
         if let Some(left) = metrics.unmerge_headroom_bytes {
             let needed = size(metrics.unmerge_bytes);
             match left {
-                0.. => writeln!(f, "headroom {}: if all that is merged were written, it would take {needed}", size(left))?,
+                0.. => {
+                    writeln!(f, "headroom {}: if all that is merged were written, it would take {needed}", size(left))?
+                }
                 _ => writeln!(
                     f,
                     "headroom SHORT of {}: if all that is merged were written, it would take {needed}; add swap space, or stop \
@@ -250,7 +252,10 @@ mod tests {
                 HostMetrics { unmerge_headroom_bytes: left, unmerge_bytes: 9 << 20, ..HostMetrics::default() };
             Status { metrics, ..Status::default() }.to_string()
         };
-        assert!(headroom(Some(5 << 20)).contains("headroom 5 MiB: if all that is merged were written, it would take 9 MiB\n"));
+        assert!(
+            headroom(Some(5 << 20))
+                .contains("headroom 5 MiB: if all that is merged were written, it would take 9 MiB\n")
+        );
         let short = HostMetrics {
             unmerge_headroom_seconds: Some(90.0),
             unmerge_bytes_per_second: 3.0 * f64::from(1 << 20),

@@ -79,7 +79,9 @@ pub enum BeginError {
              `pageone pool rm`"
     )]
     Exists(String),
-    #[error("a checkpoint's name has 1 to 127 bytes; give such a name with --name, or leave --name out")]
+    #[error(
+        "a checkpoint's name has 1 to 127 bytes, and no control characters; give such a name with --name, or leave --name out"
+    )]
     Name,
     #[error(transparent)]
     Damaged(#[from] CatalogDamage),

@@ -195,7 +195,7 @@ impl State {
         if self.names.contains(name) || self.catalog.checkpoints.iter().any(|c| c.name == name) {
             return Err(BeginError::Exists(name.into()));
         }
-        if name.is_empty() || name.len() > LONGEST_NAME {
+        if name.is_empty() || name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
             return Err(BeginError::Name);
         }
         self.catalog.ensure_whole()?;

@@ -107,6 +107,8 @@ struct Standing {
 pub struct Guard {
     link: Option<Conn>,
     child: Option<Child>,
+    #[cfg(feature = "testing")]
+    thread: Option<std::thread::JoinHandle<io::Result<()>>>,
     standing: Mutex<Option<Standing>>,
 }
 
@@ -121,7 +123,13 @@ impl Guard {
         let theirs = theirs.as_fd().try_clone_to_owned().map_err(GuardError::Start)?;
         let mut command = Command::new(program);
         let child = command.args(arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
-        Ok(Self { link: Some(ours), child: Some(child.map_err(GuardError::Start)?), standing: Mutex::new(None) })
+        Ok(Self {
+            link: Some(ours),
+            child: Some(child.map_err(GuardError::Start)?),
+            #[cfg(feature = "testing")]
+            thread: None,
+            standing: Mutex::new(None),
+        })
     }
 
     /// A guard that is a thread of this process, and so does not outlive it. Nothing is put back by
@@ -130,8 +138,8 @@ impl Guard {
     #[doc(hidden)]
     pub fn thread() -> Self {
         let (ours, theirs) = Conn::pair().expect("a pair of sockets");
-        std::thread::spawn(move || serve::serve(&theirs, &|_, _| {}));
-        Self { link: Some(ours), child: None, standing: Mutex::new(None) }
+        let thread = Some(std::thread::spawn(move || serve::serve(&theirs, &|_, _| {})));
+        Self { link: Some(ours), child: None, thread, standing: Mutex::new(None) }
     }
 
     /// Has the guard put this back, in place of another one that was stopped in the same way. It
@@ -231,6 +239,8 @@ impl Drop for Guard {
         drop(self.link.take());
         // It does not end before what it watches is seen running, or is gone.
         let _ = self.child.take().map(|mut child| child.wait());
+        #[cfg(feature = "testing")]
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }
 }
 

@@ -29,9 +29,9 @@ use source::{Files, Place};
 const LIMITS: [(&str, usize, usize); 6] = [
     ("circles", 0, 0),
     ("booleans", 20, 50),
-    ("forwarders", 194, 167),
+    ("forwarders", 193, 167),
     ("fields", 3, 6),
-    ("lines", 120_300, 112_000),
+    ("lines", 120_600, 112_000),
     ("words", 63_000, 63_000),
 ];
 

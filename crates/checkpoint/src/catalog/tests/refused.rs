@@ -21,13 +21,13 @@ fn names_that_are_taken_or_cannot_be_are_refused() {
     let error = refused("one");
     assert!(matches!(error, BeginError::Exists(_)), "{error}");
     assert!(error.to_string().starts_with("there is a checkpoint called \"one\" already; give another"), "{error}");
-    for name in ["", &"x".repeat(128)] {
+    for name in ["", &"x".repeat(128), "two\nrows", "\u{1b}[31m", "nul\0"] {
         let error = refused(name);
         assert!(matches!(error, BeginError::Name), "{error}");
         assert_eq!(
             error.to_string(),
-            "a checkpoint's name has 1 to 127 bytes; give such a name with --name, or \
-                                       leave --name out"
+            "a checkpoint's name has 1 to 127 bytes, and no control characters; give such a name with --name, or leave \
+             --name out"
         );
     }
     assert!(all.begin(&"x".repeat(127)).is_ok());

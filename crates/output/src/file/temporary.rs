@@ -1,11 +1,11 @@
 //! Names that files have until they are whole. Errors, SIGINT and SIGTERM remove them.
 //!
 //! ```text
-//! SIGINT ──▶ handler ──pipe──▶ thread: removes all names, puts the usual action back, sends it again
+//! SIGINT ─▶ handler ─pipe─▶ thread: removes all names, restores the usual action, sends it again
 //! ```
 //!
-//! All files of the process have one guard: the first that ended the process would leave the others'
-//! names. A signal that the program ignores or handles itself is left to it. When the last name is
+//! All files of the process have one guard: the first that ended the process would leave the
+//! others' names. A signal that the program ignores or handles itself is left to it. When the last name is
 //! gone, signals do what they did before.
 
 #![allow(unsafe_code)] // Handlers of signals.

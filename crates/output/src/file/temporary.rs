@@ -1,12 +1,12 @@
-//! Names that files have until they are whole. Errors, SIGINT and SIGTERM remove them.
+//! Names that files have until they are whole. Errors, SIGINT, SIGTERM and SIGHUP remove them.
 //!
 //! ```text
 //! SIGINT ─▶ handler ─pipe─▶ thread: removes all names, restores the usual action, sends it again
 //! ```
 //!
 //! All files of the process have one guard: the first that ended the process would leave the
-//! others' names. A signal that the program ignores or handles itself is left to it. When the last name is
-//! gone, signals do what they did before.
+//! others' names. A signal that the program ignores or handles itself is left to it. When the last
+//! name is gone, signals do what they did before.
 
 #![allow(unsafe_code)] // Handlers of signals.
 
@@ -20,7 +20,7 @@ use rustix::fs::AtFlags;
 
 use super::{Existing, FileError, in_place, io_error};
 
-const SIGNALS: [c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+const SIGNALS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 /// Names, and the directories that they are in.
 static NAMES: Mutex<Vec<(OwnedFd, OsString)>> = Mutex::new(Vec::new());
 /// Takes the number of a signal. It is there once the thread is.

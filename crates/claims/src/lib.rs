@@ -8,7 +8,7 @@
 //! | "this is a file" | its kind is looked at before it is opened: [`open`], [`open_at`] |
 //! | "this is a short file" | it is read up to a bound: [`read`], [`text`] |
 //! | "`n` bytes follow" | memory is taken as they arrive, and `n` has a bound: [`exactly`] |
-//! | "this describes `n` pages" | the memory for it is held against the host's: [`memory`], [`zeroed`] |
+//! | "this describes `n` pages" | memory for it is held against the host's: [`memory`], [`zeroed`] |
 //!
 //! An error says what was claimed, what is allowed and what to do. It does not know of whom: the
 //! caller names the file or the peer.

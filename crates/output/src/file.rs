@@ -244,8 +244,16 @@ fn in_place(directory: &OwnedFd, name: &OsStr, path: &Path, existing: Existing) 
         FileType::BlockDevice if existing == Existing::Kept => return Err(FileError::Exists(path.to_owned())),
         FileType::BlockDevice => flags |= OFlags::NOFOLLOW | OFlags::EXCL,
         FileType::CharacterDevice | FileType::Fifo => flags |= OFlags::NOFOLLOW,
-        // Such as /dev/stdout.
-        FileType::Symlink if directory::is_trusted(stat.st_uid) => {}
+        // Such as /dev/stdout, or a logical volume's name.
+        FileType::Symlink if directory::is_trusted(stat.st_uid) => {
+            let shown = rustix::fs::statat(directory, name, AtFlags::empty());
+            if shown.is_ok_and(|shown| FileType::from_raw_mode(shown.st_mode) == FileType::BlockDevice) {
+                if existing == Existing::Kept {
+                    return Err(FileError::Exists(path.to_owned()));
+                }
+                flags |= OFlags::EXCL;
+            }
+        }
         FileType::Symlink => return Err(other("a link of another user")),
         FileType::Directory => return Err(other("a directory")),
         _ => return Err(other("a socket")),

@@ -217,3 +217,16 @@ fn links_and_directories_are_neither_followed_nor_replaced() {
     }
     assert!(write(Path::new("/"), Existing::Kept, b"").is_err() && write(Path::new(""), Existing::Kept, b"").is_err());
 }
+
+/// Its owner would read what root writes.
+#[test]
+fn a_pipe_of_another_user_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe");
+    rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    if std::os::unix::fs::chown(&path, Some(65_534), None).is_err() {
+        return println!("SKIPPED: only root can give a file away");
+    }
+    let error = OutputFile::create(&path, Existing::Replaced).unwrap_err();
+    assert!(error.to_string().contains("a pipe or device of another user"), "{error}");
+}

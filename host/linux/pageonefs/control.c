@@ -126,7 +126,7 @@ static long stats(struct pofs_super *ps, void __user *arg)
 		for (i = 0; i < sizeof(sum) / sizeof(u64); i++)
 			((u64 *)&sum)[i] += READ_ONCE(((u64 *)per_cpu_ptr(&pofs_stats, cpu))[i]);
 	sum.frames = atomic64_read(&ps->domain->count);
-	sum.merged_pages = atomic64_read(&ps->merged);
+	sum.merged_pages = percpu_counter_sum_positive(&ps->account.merged);
 	return copy_to_user(arg, &sum, sizeof(sum)) ? -EFAULT : 0;
 }
 
@@ -149,6 +149,9 @@ static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
 	if (_IOC_SIZE(cmd) > sizeof(request))
 		return -ENOTTY;
 	if (copy_from_user(&request, arg, _IOC_SIZE(cmd)))
+		return -EFAULT;
+	/* Or what has been done could not be said. */
+	if (_IOC_DIR(cmd) & _IOC_READ && !pofs_no_first_check && copy_to_user(arg, &request, _IOC_SIZE(cmd)))
 		return -EFAULT;
 	inode = file_find(ps, request.id);
 	if (!inode)

@@ -13,6 +13,8 @@
 #include "tmpfs.h"
 
 struct vm_operations_struct pofs_vm_ops;
+static struct vm_operations_struct plain_ops;
+const struct vm_operations_struct *pofs_plain_vm_ops = &plain_ops;
 static vm_fault_t serve(struct vm_fault *vmf);
 
 /* ---- first writes ------------------------------------------------------------------ */
@@ -62,58 +64,6 @@ static bool may_write_frame(struct vm_fault *vmf)
 }
 
 /*
- * tmpfs makes a page of a merged one, as for a write(2) of all of it, so it does not clear it; and
- * the frame is copied. The page is locked then, and what is mapped there has still to go.
- */
-static vm_fault_t make_private(struct vm_fault *vmf, struct pofs_inode *pi, pgoff_t index, struct page **made)
-{
-	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
-	pofs_begun *begun = NULL;
-	struct page *page;
-	void *data = NULL;
-	vm_fault_t ret;
-	int error;
-
-	/* The merged page's own charge pays for the private one. */
-	pofs_charge(mapping->host, -1);
-	error = mapping->a_ops->write_begin(vmf->vma->vm_file, mapping, (loff_t)index << PAGE_SHIFT, PAGE_SIZE,
-					    &begun, &data);
-	pofs_charge(mapping->host, 1);
-	if (error)
-		return vmf_error(error);
-	page = pofs_page_of(begun, index);
-	if (pofs_beyond_end(pi, index)) {
-		/* Its length was changed meanwhile, and the truncation may have passed here already. */
-		if (!PageUptodate(page)) {
-			pofs_remove_page(mapping, page);
-			pofs_recount(mapping->host);
-		}
-		ret = VM_FAULT_SIGBUS;
-		goto out;
-	}
-	if (likely(!PageCompound(page)))
-		ret = pofs_copy_frame(pi, page, index);
-	else
-		ret = pofs_settle(pi, page, index);
-	/* The entry has gone, and it is a hole; or the frame cannot be read. */
-	if (!PageUptodate(page)) {
-		clear_highpage(page);
-		SetPageUptodate(page);
-	}
-	if (ret)
-		goto out;
-	if (!PageDirty(page))
-		set_page_dirty(page);
-	*made = page;
-	return 0;
-out:
-	unmap_mapping_pages(mapping, index, 1, false);
-	unlock_page(page);
-	put_page(page);
-	return ret;
-}
-
-/*
  * How many pages a write makes private: more than one where it follows the last ones, and then at
  * most as many as were written there in a row. So a program that clears memory has fewer faults.
  */
@@ -130,6 +80,14 @@ static unsigned int write_run(struct vm_fault *vmf, struct pofs_inode *pi)
 	return min_t(unsigned long, run, (end - here) >> PAGE_SHIFT);
 }
 
+/* The entry has gone, and it is a hole: the fault comes again. */
+static vm_fault_t not_made(int error)
+{
+	if (error == -EAGAIN)
+		return VM_FAULT_NOPAGE;
+	return error == -EHWPOISON ? VM_FAULT_HWPOISON : vmf_error(error);
+}
+
 /*
  * A write of a merged page by way of a shared mapping, all at once: it becomes private, and is
  * mapped writable. Pages are locked in the order of their index.
@@ -138,14 +96,21 @@ static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 {
 	unsigned int run = write_run(vmf, pi), n, marked, i;
 	struct page *pages[RUN_MOST];
-	vm_fault_t ret;
+	struct pofs_room room;
+	vm_fault_t ret = 0;
+	int error;
 
-	ret = make_private(vmf, pi, vmf->pgoff, &pages[0]);
-	if (ret)
-		return ret;
+	error = pofs_room_for(&room, pi, vmf->pgoff, 0);
+	if (error)
+		return not_made(error);
+	error = pofs_make_private(pi, vmf->pgoff, false, &pages[0]);
+	if (error) {
+		pofs_room_leave(&room);
+		return not_made(error);
+	}
 	pofs_count(private_faults);
 	for (n = 1; n < run && !PageCompound(pages[n - 1]); n++)
-		if (!xa_load(&pi->merged, vmf->pgoff + n) || make_private(vmf, pi, vmf->pgoff + n, &pages[n]))
+		if (!xa_load(&pi->merged, vmf->pgoff + n) || pofs_make_private(pi, vmf->pgoff + n, false, &pages[n]))
 			break;
 	WRITE_ONCE(pi->write_end, vmf->pgoff + n);
 	unmap_mapping_pages(pofs_vfs(pi)->i_mapping, vmf->pgoff, n, false);
@@ -159,6 +124,7 @@ static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 		unlock_page(pages[i]);
 		put_page(pages[i]);
 	}
+	pofs_room_leave(&room);
 	return ret;
 }
 
@@ -206,33 +172,26 @@ static vm_fault_t page_mkwrite(struct vm_fault *vmf)
 
 /* ---- faults ------------------------------------------------------------------------ */
 
-/* `faults` is held. */
-static vm_fault_t serve(struct vm_fault *vmf)
+/* Of what tmpfs makes: a huge page, a small one if there is no room for that, or none. */
+static int room_of(struct vm_fault *vmf, struct pofs_inode *pi, struct pofs_room *room)
 {
-	struct pofs_inode *pi = POFS_I(file_inode(vmf->vma->vm_file));
-	bool write = (vmf->flags & FAULT_FLAG_WRITE) && (vmf->vma->vm_flags & VM_SHARED);
-	bool merged = xa_load(&pi->merged, vmf->pgoff);
-	vm_fault_t ret, settled;
+	if (pofs_huge_wanted(pi, vmf) && !pofs_room_for(room, pi, vmf->pgoff, POFS_HUGE_PAGES))
+		return 0;
+	return pofs_room_for(room, pi, vmf->pgoff, 1);
+}
 
-	if (merged && !write) {
-		ret = pofs_read_frame(vmf, pi);
-		if (ret)
-			return ret;
-	}
-	if (merged && write && may_write_frame(vmf))
-		return write_frame(vmf, pi);
-	/* The merged page's own charge pays for the private one. */
-	if (merged)
-		pofs_charge(pofs_vfs(pi), -1);
-	ret = pofs_tmpfs_fault(pi, vmf);
-	if (merged)
-		pofs_charge(pofs_vfs(pi), 1);
-	if (!(ret & VM_FAULT_LOCKED) || ret & (VM_FAULT_ERROR | VM_FAULT_RETRY | VM_FAULT_NOPAGE))
-		return ret;
+/* vmf->page is tmpfs's, locked: the frame is copied into it, if there is one. */
+static vm_fault_t found(struct vm_fault *vmf, struct pofs_inode *pi, vm_fault_t ret, bool merged)
+{
+	vm_fault_t settled;
+
 	pofs_count(private_faults);
 	if (!merged && xa_load(&pi->merged, vmf->pgoff))
 		pofs_count(late);
 	settled = pofs_settle(pi, vmf->page, vmf->pgoff);
+	/* A frame that cannot be read: nothing was ever written here. */
+	if (settled && !PageCompound(vmf->page) && !PageDirty(vmf->page))
+		pofs_page_drop(pi, vmf->page);
 	if (!settled && (likely(!PageCompound(vmf->page)) || vmf->cow_page || pofs_is_marked(vmf) ||
 			 pofs_huge_whole(pi, vmf->vma, page_folio(vmf->page))))
 		return ret;
@@ -242,6 +201,33 @@ static vm_fault_t serve(struct vm_fault *vmf)
 	put_page(vmf->page);
 	vmf->page = NULL;
 	return settled;
+}
+
+/* `faults` is held. */
+static vm_fault_t serve(struct vm_fault *vmf)
+{
+	struct pofs_inode *pi = POFS_I(file_inode(vmf->vma->vm_file));
+	bool write = (vmf->flags & FAULT_FLAG_WRITE) && (vmf->vma->vm_flags & VM_SHARED);
+	bool merged = xa_load(&pi->merged, vmf->pgoff);
+	struct pofs_room room;
+	vm_fault_t ret;
+	int error;
+
+	if (merged && !write) {
+		ret = pofs_read_frame(vmf, pi);
+		if (ret)
+			return ret;
+	}
+	if (merged && write && may_write_frame(vmf))
+		return write_frame(vmf, pi);
+	error = room_of(vmf, pi, &room);
+	if (error)
+		return vmf_error(error);
+	ret = pofs_tmpfs_fault(vmf, room.pages > 1);
+	if (ret & VM_FAULT_LOCKED && !(ret & (VM_FAULT_ERROR | VM_FAULT_RETRY | VM_FAULT_NOPAGE)))
+		ret = found(vmf, pi, ret, merged);
+	pofs_room_leave(&room);
+	return ret;
 }
 
 static vm_fault_t fault(struct vm_fault *vmf)
@@ -254,6 +240,25 @@ static vm_fault_t fault(struct vm_fault *vmf)
 	down_read(&pi->faults);
 	ret = serve(vmf);
 	up_read(&pi->faults);
+	fput(file);
+	return ret;
+}
+
+/* Of a mapping of a plain file, whose writes are not waited for: then it may be pinned for long. */
+static vm_fault_t plain_fault(struct vm_fault *vmf)
+{
+	struct file *file = get_file(vmf->vma->vm_file);
+	struct pofs_room room;
+	vm_fault_t ret;
+	int error;
+
+	error = room_of(vmf, POFS_I(file_inode(file)), &room);
+	if (error) {
+		ret = vmf_error(error);
+	} else {
+		ret = pofs_tmpfs_fault(vmf, room.pages > 1);
+		pofs_room_leave(&room);
+	}
 	fput(file);
 	return ret;
 }
@@ -274,6 +279,8 @@ static vm_fault_t map_pages(struct vm_fault *vmf, pgoff_t first, pgoff_t last)
 		unsigned long entry = first;
 		pgoff_t end = xa_find(&pi->merged, &entry, last, XA_PRESENT) ? entry : last + 1;
 
+		if (unlikely(pofs_slow_around) && first < end)
+			udelay(pofs_slow_around);
 		if (first < end)
 			ret |= pofs_base.vm->map_pages(vmf, first, end - 1);
 		first = end + 1;
@@ -288,4 +295,9 @@ void pofs_fault_start(void)
 	pofs_vm_ops.fault = fault;
 	pofs_vm_ops.map_pages = map_pages;
 	pofs_vm_ops.page_mkwrite = page_mkwrite;
+	plain_ops = *pofs_base.vm;
+	plain_ops.fault = plain_fault;
+	/* Its io_uring registers buffers in tmpfs's own mappings alone. */
+	if (POFS_SERIES(6, 1))
+		pofs_plain_vm_ops = pofs_base.vm;
 }

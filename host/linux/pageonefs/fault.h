@@ -7,6 +7,7 @@
 
 /* tmpfs's operations with ours in front, as all tables of operations of the module are. */
 extern struct vm_operations_struct pofs_vm_ops;
+extern const struct vm_operations_struct *pofs_plain_vm_ops;
 
 void pofs_fault_start(void);
 

@@ -95,41 +95,89 @@ static ssize_t file_read_iter(struct kiocb *iocb, struct iov_iter *to)
 
 /* ---- writing --------------------------------------------------------------------- */
 
+/* tmpfs's own: it commits the memory. */
+static int resize(struct file *file, loff_t size)
+{
+	struct iattr attr = { .ia_valid = ATTR_SIZE, .ia_size = size };
+
+	return pofs_base.inode->setattr(POFS_NO_IDMAP, file_dentry(file), &attr);
+}
+
+/*
+ * Copies into a page of the file, which is locked. A file that grows does so when the bytes are
+ * there. If it may not, they go again.
+ */
+static ssize_t write_page(struct file *file, struct page *page, loff_t pos, unsigned int bytes, struct iov_iter *from)
+{
+	struct inode *inode = file_inode(file);
+	unsigned int offset = pos & ~PAGE_MASK;
+	pgoff_t index = pos >> PAGE_SHIFT;
+	size_t copied;
+	int ret;
+
+	ret = pofs_mark_dirty(POFS_I(inode), index);
+	if (ret)
+		return ret;
+	if (pofs_settle(POFS_I(inode), page, index))
+		return -EIO;
+	copied = copy_page_from_iter_atomic(page, offset, bytes, from);
+	flush_dcache_page(page);
+	if (copied && pos + copied > i_size_read(inode)) {
+		ret = resize(file, pos + copied);
+		if (ret) {
+			iov_iter_revert(from, copied);
+			memzero_page(page, offset, copied);
+			return ret;
+		}
+	}
+	return copied;
+}
+
 /* As generic_perform_write() does it, with the merged content put into the page before. */
 static ssize_t write_some(struct file *file, loff_t pos, struct iov_iter *from)
 {
 	struct address_space *mapping = file->f_mapping;
 	struct pofs_inode *pi = POFS_I(mapping->host);
-	unsigned int offset = pos & ~PAGE_MASK, bytes = min_t(size_t, PAGE_SIZE - offset, iov_iter_count(from));
+	unsigned int bytes = min_t(size_t, PAGE_SIZE - (pos & ~PAGE_MASK), iov_iter_count(from));
+	loff_t size = i_size_read(mapping->host);
 	pgoff_t index = pos >> PAGE_SHIFT;
+	struct pofs_room room;
 	pofs_begun *begun = NULL;
 	struct page *page;
-	size_t copied = 0;
 	void *data = NULL;
-	int ret;
-	bool merged;
+	ssize_t ret;
 
+	/* It grows by another call. */
+	if (pos < size)
+		bytes = min_t(loff_t, bytes, size - pos);
 	if (fault_in_iov_iter_readable(from, bytes) == bytes)
 		return -EFAULT;
 	if (fatal_signal_pending(current))
 		return -EINTR;
-	merged = xa_load(&pi->merged, index);
-	pofs_charge(mapping->host, -(long)merged);
-	ret = mapping->a_ops->write_begin(file, mapping, pos, bytes, &begun, &data);
-	pofs_charge(mapping->host, merged);
+	ret = pofs_room_for(&room, pi, index, 1);
 	if (ret)
 		return ret;
+	ret = mapping->a_ops->write_begin(file, mapping, pos, bytes, &begun, &data);
+	if (ret)
+		goto out;
 	page = pofs_page_of(begun, index);
-	ret = pofs_mark_dirty(pi, index);
-	if (!ret && pofs_settle(pi, page, index))
-		ret = -EIO;
-	if (!ret) {
-		copied = copy_page_from_iter_atomic(page, offset, bytes, from);
-		flush_dcache_page(page);
+	/* What was there has just gone, and a new page needs room: again. */
+	if (!PageUptodate(page) && !room.pages && !xa_load(&pi->merged, index))
+		ret = 0;
+	else
+		ret = write_page(file, page, pos, bytes, from);
+	if (ret > 0) {
+		/* Clears what was not written of a page that was a hole. */
+		mapping->a_ops->write_end(file, mapping, pos, bytes, ret, begun, data);
+		goto out;
 	}
-	/* Clears what was not written of a page that was a hole. */
-	mapping->a_ops->write_end(file, mapping, pos, bytes, copied, begun, data);
-	return ret ?: copied;
+	if (!PageUptodate(page))
+		pofs_page_drop(pi, page);
+	unlock_page(page);
+	put_page(page);
+out:
+	pofs_room_leave(&room);
+	return ret;
 }
 
 static ssize_t file_write_iter(struct kiocb *iocb, struct iov_iter *from)
@@ -170,14 +218,20 @@ static loff_t file_llseek(struct file *file, loff_t offset, int whence)
 	return generic_file_llseek(file, offset, whence);
 }
 
-static long punch(struct file *file, loff_t offset, loff_t len)
+static bool sealed(struct inode *inode, unsigned int seals)
 {
-	struct pofs_inode *pi = POFS_I(file_inode(file));
+	return SHMEM_I(inode)->seals & seals;
+}
+
+/* The file is locked, and merges are blocked. */
+static int punch(struct inode *inode, loff_t offset, loff_t len)
+{
+	struct pofs_inode *pi = POFS_I(inode);
 	loff_t end = offset + len;
 	pgoff_t first = DIV_ROUND_UP_ULL(offset, PAGE_SIZE), last = end >> PAGE_SHIFT;
 	int ret = 0;
 
-	/* tmpfs clears parts of pages, so they must be there. */
+	/* Parts of pages are cleared, so they must be there. */
 	if (offset & ~PAGE_MASK)
 		ret = pofs_unmerge(pi, offset >> PAGE_SHIFT, offset >> PAGE_SHIFT);
 	if (!ret && end & ~PAGE_MASK)
@@ -189,9 +243,87 @@ static long punch(struct file *file, loff_t offset, loff_t len)
 	if (first < last) {
 		pofs_recall(pi, first, last - 1);
 		pofs_erase(pi, first, last - 1);
+		unmap_mapping_pages(inode->i_mapping, first, last - first, false);
 	}
-	ret = pofs_base.file->fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, len);
+	shmem_truncate_range(inode, offset, end - 1);
 	pofs_cut_end(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
+	return 0;
+}
+
+/* A private page, with zeros from `from` to `to`. It is the caller's that merges are blocked. */
+static int allocate_one(struct pofs_inode *pi, pgoff_t index, unsigned int from, unsigned int to)
+{
+	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
+	bool merged = xa_load(&pi->merged, index);
+	struct pofs_room room;
+	struct page *page;
+	int ret;
+
+	/* Swapped out. */
+	if (from == to && !merged && xa_is_value(xa_load(&mapping->i_pages, index)))
+		return 0;
+	ret = pofs_room_for(&room, pi, index, 1);
+	if (ret)
+		return ret;
+	ret = pofs_make_private(pi, index, true, &page);
+	if (!ret) {
+		if (merged)
+			unmap_mapping_pages(mapping, index, 1, false);
+		if (from < to)
+			ret = pofs_mark_dirty(pi, index);
+		if (from < to && !ret)
+			memzero_page(page, from, to - from);
+		unlock_page(page);
+		put_page(page);
+	}
+	pofs_room_leave(&room);
+	return ret;
+}
+
+static int allocate_all(struct pofs_inode *pi, loff_t offset, loff_t end, bool zero)
+{
+	loff_t at = offset, next;
+	int ret = 0;
+
+	for (; at < end && !ret; at = next) {
+		unsigned int from = at & ~PAGE_MASK;
+
+		next = min_t(loff_t, end, round_down(at, PAGE_SIZE) + PAGE_SIZE);
+		ret = allocate_one(pi, at >> PAGE_SHIFT, from, zero ? from + (next - at) : from);
+		if (fatal_signal_pending(current))
+			ret = ret ?: -EINTR;
+		cond_resched();
+	}
+	return ret;
+}
+
+/*
+ * All pages are there, and private, before anything of them is cleared: what is refused has changed
+ * no byte, and no length. The file is locked, and merges are blocked.
+ */
+static int allocate(struct file *file, int mode, loff_t offset, loff_t len)
+{
+	struct inode *inode = file_inode(file);
+	struct pofs_inode *pi = POFS_I(inode);
+	loff_t end = offset + len, old = i_size_read(inode);
+	int ret;
+
+	if (sealed(inode, F_SEAL_GROW) && end > old)
+		return -EPERM;
+	ret = inode_newsize_ok(inode, end) ?: pofs_room_check(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
+	if (!ret && !(mode & FALLOC_FL_KEEP_SIZE) && end > old)
+		ret = resize(file, end);
+	if (ret)
+		return ret;
+	/* Pages that are lent are not written: they leave, and are made anew. */
+	if (mode & FALLOC_FL_ZERO_RANGE && pi->plain == PAGEONEFS_PLAIN_STORE)
+		ret = punch(inode, offset, len);
+	ret = ret ?: allocate_all(pi, offset, end, false);
+	if (!ret && mode & FALLOC_FL_ZERO_RANGE && pi->plain != PAGEONEFS_PLAIN_STORE)
+		ret = allocate_all(pi, offset, end, true);
+	/* What was made beyond goes, too. */
+	if (ret && i_size_read(inode) > old)
+		resize(file, old);
 	return ret;
 }
 
@@ -255,11 +387,17 @@ long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p)
 
 	if (end < at || end > MAX_LFS_FILESIZE >> PAGE_SHIFT)
 		return -EINVAL;
+	if (READ_ONCE(pi->plain))
+		return -EBUSY;
+	p->stayed = 0;
+	/* Before anything goes: the caller must get to know what has. */
+	if (!pofs_no_first_check && clear_user(out, DIV_ROUND_UP_ULL(p->pages, PUNCH_CHUNK) * sizeof(u64)))
+		return -EFAULT;
 	if (at == end)
 		return 0;
 	pofs_block_merges(pi);
 	pofs_cut_begin(pi, at, end - 1);
-	for (p->stayed = 0; at < end && !ret; at += PUNCH_CHUNK) {
+	for (; at < end && !ret; at += PUNCH_CHUNK) {
 		u64 held;
 
 		ret = punch_chunk(pi, at, min_t(u64, PUNCH_CHUNK, end - at), &held);
@@ -277,15 +415,13 @@ long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p)
 	return ret;
 }
 
-/*
- * What is allocated beforehand is private: the caller wants memory that is there. Zeroing a range
- * punches it, and allocates it again.
- */
+/* What is allocated beforehand is private: the caller wants memory that is there. */
 static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t len)
 {
-	struct pofs_inode *pi = POFS_I(file_inode(file));
-	loff_t old = i_size_read(file_inode(file));
-	long ret = 0;
+	struct inode *inode = file_inode(file);
+	struct pofs_inode *pi = POFS_I(inode);
+	loff_t old;
+	long ret;
 
 	switch (mode) {
 	case 0:
@@ -297,19 +433,26 @@ static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t le
 	default:
 		return -EOPNOTSUPP;
 	}
-	/* tmpfs would clear a part of a page in place, which may be lent. */
+	/* A part of a page would be cleared in place, and may be lent. */
 	if (pi->plain == PAGEONEFS_PLAIN_STORE && (offset | len) & ~PAGE_MASK)
 		return -EINVAL;
+	inode_lock(inode);
 	pofs_block_merges(pi);
-	if (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
-		ret = punch(file, offset, len);
+	old = i_size_read(inode);
+	if (sealed(inode, F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) && !pofs_no_first_check)
+		ret = -EPERM;
+	else if (mode & FALLOC_FL_PUNCH_HOLE)
+		ret = punch(inode, offset, len);
 	else
-		ret = pofs_unmerge(pi, offset >> PAGE_SHIFT, (offset + len - 1) >> PAGE_SHIFT);
-	if (!ret && !(mode & FALLOC_FL_PUNCH_HOLE))
-		ret = pofs_base.file->fallocate(file, mode & FALLOC_FL_KEEP_SIZE, offset, len);
+		ret = allocate(file, mode, offset, len);
+	if (sealed(inode, F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
+		ret = -EPERM;
+	if (!ret)
+		file_modified(file);
 	pofs_unblock_merges(pi);
-	if (i_size_read(file_inode(file)) != old)
-		pofs_news(POFS_SB(file_inode(file)->i_sb));
+	inode_unlock(inode);
+	if (i_size_read(inode) != old)
+		pofs_news(POFS_SB(inode->i_sb));
 	return ret;
 }
 
@@ -334,8 +477,7 @@ static int file_mmap(struct file *file, struct vm_area_struct *vma)
 	/* A plain file has no merged pages and gets none: its mappings may be pinned for long. */
 	plain = READ_ONCE(pi->plain) && !atomic_long_read(&pi->count);
 	pofs_vma_flags(vma, plain || sbinfo->huge ? VM_DONTEXPAND : VM_MIXEDMAP);
-	if (!plain)
-		vma->vm_ops = &pofs_vm_ops;
+	vma->vm_ops = plain ? pofs_plain_vm_ops : &pofs_vm_ops;
 	return 0;
 }
 

@@ -24,8 +24,15 @@ GUARD(no_huge_bits, "a huge page that is mapped writable has one dirty bit");
 GUARD(no_huge_walk, "go from a huge page to the next page as from a small one");
 GUARD(no_recall, "pages that are lent leave their file as others do");
 GUARD(no_frame_wait, "an entry that has gone does not wait until a fault has mapped its frame");
+GUARD(no_copy_room, "a copy of a merged page needs room in the mount, as a new page does");
+GUARD(no_room_wait, "a new page is refused while others are counted twice");
+GUARD(no_whole_page, "a page becomes private when it is in the file already, and not locked");
+GUARD(no_first_check, "what refuses a call is looked at when it has changed something");
+GUARD(no_commit, "a file's length is not committed");
 
-unsigned int pofs_slow_us;
+unsigned int pofs_slow_us, pofs_slow_around;
+module_param_named(slow_around, pofs_slow_around, uint, 0400);
+MODULE_PARM_DESC(slow_around, "microseconds between the look for entries around a fault and the mapping");
 module_param_named(slow, pofs_slow_us, uint, 0400);
 MODULE_PARM_DESC(slow, "microseconds between a dirty bit or an entry and the mapping, between a hole and its bit, and after a huge page");
 #endif

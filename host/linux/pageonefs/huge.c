@@ -48,16 +48,25 @@ static noinline vm_fault_t small_fault(struct vm_fault *vmf)
 	return ret;
 }
 
-/*
- * tmpfs's own fault, without a huge page where that could not be mapped whole. A merge may still
- * come between; then frames are copied into the huge page (pofs_settle).
- */
-vm_fault_t pofs_tmpfs_fault(struct pofs_inode *pi, struct vm_fault *vmf)
+/* Whether the mapping asks for a huge page that could be mapped whole. */
+bool pofs_huge_wanted(struct pofs_inode *pi, struct vm_fault *vmf)
 {
+	struct shmem_sb_info *sbinfo = pofs_vfs(pi)->i_sb->s_fs_info;
 	unsigned long first = round_down(vmf->pgoff, POFS_HUGE_PAGES), last = first + POFS_HUGE_PAGES - 1;
 
-	if (vmf->vma->vm_flags & VM_HUGEPAGE &&
-	    (!in_file(pi, last) || xa_find(&pi->merged, &first, last, XA_PRESENT)))
+	return vmf->vma->vm_flags & VM_HUGEPAGE && sbinfo->huge && in_file(pi, last) &&
+	       !xa_find(&pi->merged, &first, last, XA_PRESENT);
+}
+
+/*
+ * tmpfs's own fault, with a huge page only where one is wanted. A merge may still come between;
+ * then frames are copied into the huge page (pofs_settle).
+ */
+vm_fault_t pofs_tmpfs_fault(struct vm_fault *vmf, bool huge)
+{
+	struct shmem_sb_info *sbinfo = file_inode(vmf->vma->vm_file)->i_sb->s_fs_info;
+
+	if (!huge && sbinfo->huge && vmf->vma->vm_flags & VM_HUGEPAGE)
 		return small_fault(vmf);
 	return pofs_base.vm->fault(vmf);
 }

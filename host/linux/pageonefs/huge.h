@@ -8,7 +8,8 @@
 #define POFS_HUGE_PAGES	PTRS_PER_PTE
 
 bool pofs_huge_whole(struct pofs_inode *pi, struct vm_area_struct *vma, struct folio *folio);
-vm_fault_t pofs_tmpfs_fault(struct pofs_inode *pi, struct vm_fault *vmf);
+bool pofs_huge_wanted(struct pofs_inode *pi, struct vm_fault *vmf);
+vm_fault_t pofs_tmpfs_fault(struct vm_fault *vmf, bool huge);
 void pofs_huge_split(struct pofs_inode *pi, pgoff_t index);
 vm_fault_t pofs_map_small(struct vm_fault *vmf);
 

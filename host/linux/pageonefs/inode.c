@@ -139,6 +139,72 @@ void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 	up_write(&pi->merging);
 }
 
+/* ---- room ------------------------------------------------------------------------------- */
+
+/* Right while nobody moves pages; else a page that moves may be taken for a hole. */
+static bool is_hole(struct pofs_inode *pi, pgoff_t index)
+{
+	return (pofs_no_copy_room || !xa_load(&pi->merged, index)) && !xa_load(&pofs_vfs(pi)->i_mapping->i_pages, index);
+}
+
+/*
+ * Before a page is made at `index`. If that is a hole, the mount must have room for so many: none
+ * where only a merged page is to be copied. For a huge page nobody waits.
+ */
+int pofs_room_for(struct pofs_room *room, struct pofs_inode *pi, pgoff_t index, long pages)
+{
+	struct pofs_account *account = &POFS_SB(pofs_vfs(pi)->i_sb)->account;
+
+	if (pofs_no_copy_room && !pages)
+		pages = 1;
+	if (pofs_room_enter(room, account, is_hole(pi, index) ? pages : 0))
+		return 0;
+	if (pages > 1 || pofs_no_room_wait)
+		return -ENOSPC;
+	pofs_room_wait(room, account);
+	/* As tmpfs does it before it refuses. */
+	pofs_recount(pofs_vfs(pi));
+	if (pofs_room_alone(room, is_hole(pi, index)))
+		return 0;
+	pofs_room_leave(room);
+	return -ENOSPC;
+}
+
+static long count_entries(struct xarray *table, unsigned long first, unsigned long last)
+{
+	long n = 0;
+
+	/* Each index of an entry of several counts. */
+	while (first <= last && xa_find(table, &first, last, XA_PRESENT)) {
+		first++;
+		if (++n % 1024 == 0)
+			cond_resched();
+	}
+	return n;
+}
+
+/* Whether the mount has room for all holes of [first, last]. Merges are blocked. */
+int pofs_room_check(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	struct inode *inode = pofs_vfs(pi);
+	struct pofs_account *account = &POFS_SB(inode->i_sb)->account;
+	struct pofs_room room;
+	long holes;
+	int ret;
+
+	if (!READ_ONCE(account->tmpfs->max_blocks))
+		return 0;
+	holes = last - first + 1 - count_entries(&inode->i_mapping->i_pages, first, last) -
+		count_entries(&pi->merged, first, last);
+	if (holes <= 0)
+		return 0;
+	pofs_recount(inode);
+	ret = pofs_room_new(&room, account, holes);
+	if (!ret)
+		pofs_room_leave(&room);
+	return ret;
+}
+
 /* ---- entries -------------------------------------------------------------------------- */
 
 /*
@@ -166,8 +232,7 @@ static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame
 		return false;
 	pofs_frame_wait(pi, frame);
 	atomic_long_dec(&pi->count);
-	atomic64_dec(&ps->merged);
-	pofs_charge(pofs_vfs(pi), -1);
+	percpu_counter_dec(&ps->account.merged);
 	pofs_frame_put(ps->domain, frame);
 	return true;
 }
@@ -267,41 +332,114 @@ vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index)
 	return ret;
 }
 
-static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
+/* The page was new, and has no content: nobody has seen it. */
+void pofs_page_drop(struct pofs_inode *pi, struct page *page)
+{
+	pofs_remove_page(pofs_vfs(pi)->i_mapping, compound_head(page));
+	pofs_recount(pofs_vfs(pi));
+}
+
+/*
+ * tmpfs makes a page, as for a write(2) of all of it, so it does not clear it; and the frame of
+ * `index` is copied. The page is locked then, and what is mapped there has still to go. With
+ * `hole`, it is made where there is no entry, too, and beyond the end. Returns -EAGAIN where the
+ * entry has just gone, -ERANGE beyond the end, -EHWPOISON where the frame cannot be read: the entry
+ * stays. The room for it is the caller's.
+ */
+int pofs_make_private(struct pofs_inode *pi, pgoff_t index, bool hole, struct page **made)
 {
 	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
-	vm_fault_t fault = 0;
+	pofs_begun *begun = NULL;
 	struct page *page;
+	void *data = NULL;
+	int error;
 
-	while (!fault && xa_load(&pi->merged, index)) {
-		/* The merged page's own charge pays for the private one. */
-		pofs_charge(pofs_vfs(pi), -1);
-		page = shmem_read_mapping_page_gfp(mapping, index, mapping_gfp_mask(mapping));
-		pofs_charge(pofs_vfs(pi), 1);
-		/* Where the file is just being cut, there is nothing to keep. */
-		if (IS_ERR(page))
-			return (loff_t)index << PAGE_SHIFT >= i_size_read(pofs_vfs(pi)) ? 0 : PTR_ERR(page);
-		lock_page(page);
-		if (page_folio(page)->mapping == mapping)
-			fault = pofs_settle(pi, page, index);
+	error = mapping->a_ops->write_begin(NULL, mapping, (loff_t)index << PAGE_SHIFT, PAGE_SIZE, &begun, &data);
+	if (error)
+		return error;
+	page = pofs_page_of(begun, index);
+	/* Its length was changed meanwhile, and the truncation may have passed here already. */
+	if (!hole && pofs_beyond_end(pi, index))
+		error = -ERANGE;
+	else if (PageCompound(page) ? pofs_settle(pi, page, index) : pofs_copy_frame(pi, page, index))
+		error = -EHWPOISON;
+	else if (!PageUptodate(page) && !hole)
+		error = -EAGAIN;
+	if (!error) {
+		if (!PageUptodate(page)) {
+			clear_highpage(page);
+			SetPageUptodate(page);
+		}
+		if (!PageDirty(page))
+			set_page_dirty(page);
+		*made = page;
+		return 0;
+	}
+	if (!PageUptodate(page))
+		pofs_page_drop(pi, page);
+	unlock_page(page);
+	put_page(page);
+	return error;
+}
+
+static int make_one(struct pofs_inode *pi, pgoff_t index)
+{
+	struct pofs_room room;
+	struct page *page;
+	int error = pofs_room_for(&room, pi, index, 0);
+
+	if (error)
+		return error;
+	if (pofs_no_whole_page) {
+		/* Zeros are in the file, and nobody holds their lock. */
+		page = shmem_read_mapping_page(pofs_vfs(pi)->i_mapping, index);
+		if (!IS_ERR(page))
+			put_page(page);
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
+	}
+	error = pofs_make_private(pi, index, false, &page);
+	if (!error) {
+		unmap_mapping_pages(pofs_vfs(pi)->i_mapping, index, 1, false);
 		unlock_page(page);
 		put_page(page);
 	}
-	return fault ? -EHWPOISON : 0;
+	pofs_room_leave(&room);
+	return error;
 }
 
-/* Makes [first, last] private. Without merges blocked, more may come meanwhile. */
+static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
+{
+	int error = 0;
+
+	while (!error && xa_load(&pi->merged, index)) {
+		error = make_one(pi, index);
+		/* Where the file is just being cut, there is nothing to keep. */
+		if (error == -ERANGE)
+			return 0;
+		if (error == -EAGAIN)
+			error = 0;
+	}
+	return error;
+}
+
+/*
+ * Makes [first, last] private. Without merges blocked, more may come meanwhile. Where a frame
+ * cannot be read the others become private all the same.
+ */
 int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 {
 	unsigned long index = first;
+	int ret = 0, one;
 	void *entry;
-	int ret = 0;
 
-	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry && !ret;
+	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry;
 	     entry = xa_find_after(&pi->merged, &index, last, XA_PRESENT)) {
-		ret = unmerge_one(pi, index);
+		one = unmerge_one(pi, index);
+		ret = ret ?: one;
+		if (one && one != -EHWPOISON)
+			return one;
 		if (fatal_signal_pending(current))
-			ret = ret ?: -EINTR;
+			return -EINTR;
 		cond_resched();
 	}
 	return ret;

@@ -9,6 +9,7 @@
 #include <linux/rwsem.h>
 #include <linux/shmem_fs.h>
 
+#include "account.h"
 #include "frame.h"
 #include "mapping.h"
 
@@ -18,7 +19,7 @@ struct pofs_super {
 	struct pofs_domain *domain;
 	bool store;			/* its files' pages can be lent: lend.c */
 	struct xarray files;		/* id -> inode, regular files */
-	atomic64_t merged;
+	struct pofs_account account;
 	spinlock_t news_lock;
 	struct eventfd_ctx *news;	/* NULL: nobody waits; under `news_lock` */
 };
@@ -108,11 +109,17 @@ void pofs_unblock_merges(struct pofs_inode *pi);
 void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 
+/* What the mount has room for. */
+int pofs_room_for(struct pofs_room *room, struct pofs_inode *pi, pgoff_t index, long pages);
+int pofs_room_check(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+
 /* Its entries. */
 void pofs_frame_wait(struct pofs_inode *pi, struct page *frame);
 void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 vm_fault_t pofs_copy_frame(struct pofs_inode *pi, struct page *page, pgoff_t index);
 vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index);
+void pofs_page_drop(struct pofs_inode *pi, struct page *page);
+int pofs_make_private(struct pofs_inode *pi, pgoff_t index, bool hole, struct page **made);
 int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 int pofs_make_plain(struct pofs_inode *pi, unsigned int why);
 

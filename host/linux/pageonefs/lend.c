@@ -82,7 +82,7 @@ long pofs_lend(struct pofs_inode *pi, struct pageonefs_merge *m)
 	for (at = m->merged = 0; at < m->count; at++) {
 		struct pageonefs_entry e;
 
-		if (copy_from_user(&e, user + at, sizeof(e)))
+		if (copy_from_user(&e, user + at, sizeof(e)) || copy_to_user(user + at, &e, sizeof(e)))
 			return -EFAULT;
 		down_read(&pi->merging);
 		e.result = pi->blocked ? -EBUSY : lend_one(pi, e.index, &e.frame);

@@ -261,8 +261,8 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 	compare_pages(c);
 	merged = store_entries(run->pi, c);
 	if (merged) {
-		/* tmpfs lets go of its charge in pofs_recount(). */
-		pofs_charge(pofs_vfs(run->pi), merged);
+		/* Both count until pofs_recount(). */
+		percpu_counter_add(&POFS_SB(pofs_vfs(run->pi)->i_sb)->account.merged, merged);
 		leave(run, c);
 	}
 	for (i = 0; i < c->n; i++) {
@@ -291,6 +291,7 @@ static void merge_unless_blocked(struct merge_run *run, struct chunk *c)
 {
 	struct pofs_inode *pi = run->pi;
 	u64 before = run->merged;
+	struct pofs_room room;
 	int i;
 
 	down_read(&pi->merging);
@@ -298,13 +299,14 @@ static void merge_unless_blocked(struct merge_run *run, struct chunk *c)
 		for (i = 0; i < c->n; i++)
 			c->e[i].result = -EBUSY;
 	} else {
+		pofs_room_enter(&room, &POFS_SB(pofs_vfs(pi)->i_sb)->account, 0);
 		merge_chunk(run, c);
 		if (run->merged != before)
 			pofs_recount(pofs_vfs(pi));
+		pofs_room_leave(&room);
 	}
 	up_read(&pi->merging);
 	pofs_count_by(merges, run->merged - before);
-	atomic64_add(run->merged - before, &POFS_SB(pofs_vfs(pi)->i_sb)->merged);
 }
 
 long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m)
@@ -323,7 +325,8 @@ long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m)
 		struct pageonefs_entry __user *user = (struct pageonefs_entry __user *)u64_to_user_ptr(m->entries) + at;
 
 		c->n = min_t(u32, CHUNK, m->count - at);
-		if (copy_from_user(c->e, user, c->n * sizeof(*c->e))) {
+		if (copy_from_user(c->e, user, c->n * sizeof(*c->e)) ||
+		    (!pofs_no_first_check && copy_to_user(user, c->e, c->n * sizeof(*c->e)))) {
 			ret = -EFAULT;
 			break;
 		}

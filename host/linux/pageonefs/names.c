@@ -39,6 +39,12 @@ static int inode_adopt(struct inode *inode)
 		pi->plain = PAGEONEFS_PLAIN_STORE;
 		/* Its users go by the number alone: no other store's file, and no memfd, has it. */
 		inode->i_ino = STORE_INODES + pi->id;
+	} else if (!pofs_no_commit) {
+		/*
+		 * tmpfs commits the file's length then, and no pages: no write fails for it later. All
+		 * lengths go through its setattr() (file.c).
+		 */
+		SHMEM_I(inode)->flags &= ~VM_NORESERVE;
 	}
 	ret = xa_err(xa_store(&POFS_SB(inode->i_sb)->files, pi->id, inode, GFP_KERNEL_ACCOUNT));
 	if (ret)
@@ -112,10 +118,20 @@ static int dir_mknod(pofs_idmap *idmap, struct inode *dir, struct dentry *dentry
 	return dir_publish(dir, dentry, pofs_base.dir->mknod(idmap, dir, dentry, mode, dev));
 }
 
+/* A longer target has a page of its own. */
+#define SHORT_TARGET	128
+
 static int dir_symlink(pofs_idmap *idmap, struct inode *dir, struct dentry *dentry, const char *target)
 {
+	struct pofs_room room;
+	int ret = pofs_room_new(&room, &POFS_SB(dir->i_sb)->account, strlen(target) + 1 > SHORT_TARGET);
+
+	if (ret)
+		return ret;
 	dir_hide(dentry);
-	return dir_publish(dir, dentry, pofs_base.dir->symlink(idmap, dir, dentry, target));
+	ret = pofs_base.dir->symlink(idmap, dir, dentry, target);
+	pofs_room_leave(&room);
+	return dir_publish(dir, dentry, ret);
 }
 
 static int dir_link(struct dentry *old, struct inode *dir, struct dentry *dentry)

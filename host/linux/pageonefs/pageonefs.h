@@ -36,7 +36,8 @@
  *   inode                        a file: its entries, its dirty bits, who keeps merges away
  *   frame                        frames and domains
  *   mapping  vector              page caches and page tables; the content of pages
- *   tmpfs                        its operations, its account of pages
+ *   account                      the pages of a mount, and its limit
+ *   tmpfs                        its operations
  *   guards                       what tests switch off, and what is counted
  *
  * Rules:
@@ -52,7 +53,9 @@
  *    is waited for, then comes the zap. Its holder takes no other lock of ours, and no page's.
  *  - Where there is an entry, a page in the file's cache is a hole that somebody has just filled:
  *    it means nothing until the frame is copied into it. Who makes such a page holds its lock
- *    until then.
+ *    until then. If it stays without content, it leaves the file before it is unlocked.
+ *  - Pages are made and merged within a mount's account (pofs_room): account.c. It comes after the
+ *    locks of directories, files and `faults`, and before those of pages.
  *  - A fault holds the file's `faults` for reading. A file that is punched unless it is pinned
  *    (pofs_punch) has no faults meanwhile, so that no page is mapped, and none can be pinned.
  *  - A huge page is mapped whole while nothing of its 2 MiB is merged: huge.c.
@@ -88,7 +91,12 @@ extern bool pofs_no_huge_bits;
 extern bool pofs_no_frame_wait;
 extern bool pofs_no_recall;
 extern bool pofs_no_huge_walk;
-extern unsigned int pofs_slow_us;
+extern bool pofs_no_copy_room;
+extern bool pofs_no_room_wait;
+extern bool pofs_no_whole_page;
+extern bool pofs_no_first_check;
+extern bool pofs_no_commit;
+extern unsigned int pofs_slow_us, pofs_slow_around;
 #else
 #define pofs_no_pin_check false
 #define pofs_no_pin_bits false
@@ -100,7 +108,13 @@ extern unsigned int pofs_slow_us;
 #define pofs_no_frame_wait false
 #define pofs_no_recall false
 #define pofs_no_huge_walk false
+#define pofs_no_copy_room false
+#define pofs_no_room_wait false
+#define pofs_no_whole_page false
+#define pofs_no_first_check false
+#define pofs_no_commit false
 #define pofs_slow_us 0
+#define pofs_slow_around 0
 #endif
 
 /* All fields of the statistics that are counted here. */

@@ -139,9 +139,20 @@ static u64 harvest_words(struct pofs_inode *pi, pgoff_t base, unsigned int n, u6
 	return dirty;
 }
 
+/* Bits that the caller does not get. */
+static void put_back(struct pofs_inode *pi, pgoff_t base, const u64 *words, unsigned int n)
+{
+	unsigned int i, k;
+
+	for (i = 0; i < n && !pofs_no_first_check; i++)
+		for (k = 0; k < BITS_PER_LONG; k++)
+			if (words[i] >> k & 1)
+				pofs_mark_dirty(pi, base + i * BITS_PER_LONG + k);
+}
+
 #define HARVEST_WORDS 64
 
-/* After an error, bits may have been taken that the caller does not have: all is dirty then. */
+/* After an error, bits of the first pages may have been taken: the caller has them. */
 long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
 {
 	u64 __user *user = u64_to_user_ptr(h->bits);
@@ -156,8 +167,10 @@ long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
 		n = min_t(u64, h->pages / BITS_PER_LONG - at, HARVEST_WORDS);
 		n = min_t(u64, n, (POFS_DIRTY_BITS - base % POFS_DIRTY_BITS) / BITS_PER_LONG);
 		h->dirty += harvest_words(pi, base, n, words);
-		if (user && copy_to_user(user + at, words, n * sizeof(u64)))
+		if (user && copy_to_user(user + at, words, n * sizeof(u64))) {
+			put_back(pi, base, words, n);
 			return -EFAULT;
+		}
 		if (fatal_signal_pending(current))
 			return -EINTR;
 		cond_resched();

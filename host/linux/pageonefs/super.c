@@ -8,6 +8,7 @@
 #include <linux/mount.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
+#include <linux/statfs.h>
 
 #include "names.h"
 #include "super.h"
@@ -115,8 +116,20 @@ static int show_options(struct seq_file *m, struct dentry *root)
 	return pofs_base.super->show_options(m, root);
 }
 
+/* Merged pages use the mount's blocks, too. */
+static int mount_statfs(struct dentry *dentry, struct kstatfs *buf)
+{
+	struct pofs_account *account = &POFS_SB(dentry->d_sb)->account;
+	int ret = pofs_base.super->statfs(dentry, buf);
+
+	if (!ret && buf->f_blocks)
+		buf->f_bfree = buf->f_bavail = max_t(s64, 0, buf->f_blocks - pofs_account_used(account));
+	return ret;
+}
+
 static void super_free(struct pofs_super *ps)
 {
+	pofs_account_free(&ps->account);
 	pofs_news(ps);
 	pofs_news_to(ps, NULL);
 	pofs_domain_put(ps->domain);
@@ -151,17 +164,19 @@ static int context_get_tree(struct fs_context *fc)
 		kfree(ps);
 		return -ENOMEM;
 	}
-	ret = with_base(fc, c->base->get_tree(fc));
+	ret = pofs_account_init(&ps->account) ?: with_base(fc, c->base->get_tree(fc));
 	if (ret) {
 		super_free(ps);
 		return ret;
 	}
 	sb = fc->root->d_sb;
+	pofs_account_mounted(&ps->account, sb->s_fs_info);
 	ps->ops = *sb->s_op;
 	ps->ops.alloc_inode = alloc_inode;
 	ps->ops.free_inode = free_inode;
 	ps->ops.evict_inode = evict_inode;
 	ps->ops.show_options = show_options;
+	ps->ops.statfs = mount_statfs;
 	root = d_inode(fc->root);
 	root->i_private = &root_mark;
 	root->i_op = &pofs_dir_ops;
@@ -216,9 +231,15 @@ static int context_parse_monolithic(struct fs_context *fc, void *data)
 
 static int context_reconfigure(struct fs_context *fc)
 {
+	struct pofs_account *account = &POFS_SB(fc->root->d_sb)->account;
 	struct pofs_context *c = fc->fs_private;
+	int ret;
 
-	return with_base(fc, c->base->reconfigure(fc));
+	/* tmpfs compares a new size with what is used. */
+	pofs_account_open(account);
+	ret = with_base(fc, c->base->reconfigure(fc));
+	pofs_account_close(account);
+	return ret;
 }
 
 static void context_free(struct fs_context *fc)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * tmpfs: its operations, and its account of a mount's pages.
+ * tmpfs: its operations.
  */
+#include <linux/dcache.h>
 #include <linux/module.h>
 #include <linux/slab.h>
 
@@ -40,27 +41,18 @@ int __init pofs_tmpfs_start(void)
 	return ret;
 }
 
-void pofs_charge(struct inode *inode, long pages)
-{
-	struct shmem_sb_info *sbinfo = inode->i_sb->s_fs_info;
-
-	if (sbinfo->max_blocks)
-		percpu_counter_add(&sbinfo->used_blocks, pages);
-}
-
 /*
- * tmpfs notices that pages have left a file when it looks at it the next time: it does so now. Of
- * the path it takes nothing but the inode, and the file may have no name.
+ * tmpfs notices that pages have left a file when it looks at it the next time: it does so now. A
+ * file that nobody can open any more has no dentry; tmpfs looks when it ends.
  */
 void pofs_recount(struct inode *inode)
 {
-	struct dentry *dentry = kzalloc(sizeof(*dentry), GFP_KERNEL);
+	struct dentry *dentry = d_find_any_alias(inode);
 	struct path path = { .dentry = dentry };
 	struct kstat stat = {};
 
 	if (!dentry)
 		return;
-	dentry->d_inode = inode;
 	pofs_base.inode->getattr(POFS_NO_IDMAP, &path, &stat, 0, 0);
-	kfree(dentry);
+	dput(dentry);
 }

@@ -20,8 +20,6 @@ struct pofs_base {
 extern struct pofs_base pofs_base;
 
 int pofs_tmpfs_start(void);
-/* A merged page stays charged against the mount's size. */
-void pofs_charge(struct inode *inode, long pages);
 void pofs_recount(struct inode *inode);
 
 #endif

@@ -9,6 +9,11 @@
  * A file is named by its `id`: unique while the module is loaded, never used again. It names files
  * that have no name any more, too. Pages are counted from the file's start. A frame is named by its
  * handle: unique in its domain, never used again; not 0. A frame lives while a page uses it.
+ *
+ * Errors of all: EPERM: no CAP_SYS_ADMIN; ENOTTY: no such request; EFAULT: memory of the caller's;
+ * ESRCH: no file with this id; EINVAL: a range, a flag, or what is reserved; ENOMEM; EINTR. Others
+ * are named where they can come. What is refused has changed nothing, but where ENOMEM, EINTR or
+ * EFAULT come in the midst of a range.
  */
 #ifndef PAGEONEFS_UAPI_H
 #define PAGEONEFS_UAPI_H
@@ -53,7 +58,8 @@ struct pageonefs_list {
 /*
  * Takes and clears the dirty bits of [start, start + pages), multiples of 64. A set bit: the page
  * may have been written, punched or truncated since its bit was taken before. A page whose bit is
- * not set holds what it held then.
+ * not set holds what it held then. After EFAULT the bits of the words that could not be written are
+ * still there.
  */
 struct pageonefs_harvest {
 	__u64 id;
@@ -112,6 +118,7 @@ struct pageonefs_merge {
 	__u32 merged;		/* out */
 };
 
+/* EHWPOISON: frames of it cannot be read; all other pages are private. */
 struct pageonefs_plain {
 	__u64 id;
 };
@@ -133,7 +140,7 @@ struct pageonefs_punch {
  * From now on this eventfd(2) is written to when there is news of the mount: LIST has a file more,
  * a file less, one of another length, or one that has become plain; or the mount goes. Of writes
  * only the first into an empty file is told. Nothing is said of what was before. A mount has one:
- * the next call's takes its place. It does not hold the mount.
+ * the next call's takes its place. It does not hold the mount. EBADF: no descriptor.
  */
 struct pageonefs_notify {
 	__s32 eventfd;		/* -1: none */

@@ -161,7 +161,8 @@ impl Entry {
     ///
     /// `EXIST`: it uses a frame already, or is lent as one. `AGAIN`, `BUSY`: later; the first also
     /// where the call ended before it came to this entry. `STALE`: other content. `NOENT`: the
-    /// frame has gone. `MLINK`: the frame has as many users as it may have. `HWPOISON`, `INVAL`,
+    /// frame has gone. `MLINK`: the frame has as many users as it may have, and the kernel has no
+    /// other of its content; else the page uses that, and `frame` says so. `HWPOISON`, `INVAL`,
     /// `NOMEM`.
     pub fn result(&self) -> Result<(), Errno> {
         if self.result == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(-self.result)) }

@@ -459,14 +459,13 @@ static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t le
 /* ---- mapping --------------------------------------------------------------------- */
 
 /*
- * VM_MIXEDMAP: frames are mapped beside each other (vm_insert_page), and neither khugepaged nor
- * MADV_COLLAPSE makes a huge page of such memory, which would fill the holes of merged pages with
- * zeros. VM_DONTEXPAND, where there may be huge pages (huge.c), keeps both away, too; a plain
- * file has them with shmem_enabled=force. mlock(2) passes over either.
+ * VM_DONTEXPAND keeps khugepaged and MADV_COLLAPSE away: a huge page of such memory would fill the
+ * holes of merged pages with zeros. VM_MIXEDMAP would, too, and have fork(2) copy entries of shared
+ * mappings, with a reference for each, where faults are asked otherwise. mlock(2) passes over
+ * either, and mremap(2) makes no such mapping longer.
  */
 static int file_mmap(struct file *file, struct vm_area_struct *vma)
 {
-	struct shmem_sb_info *sbinfo = file_inode(file)->i_sb->s_fs_info;
 	struct pofs_inode *pi = POFS_I(file_inode(file));
 	int ret = pofs_base.file->mmap(file, vma);
 	bool plain;
@@ -474,9 +473,9 @@ static int file_mmap(struct file *file, struct vm_area_struct *vma)
 	/* A store's mappings are tmpfs's own: userfaultfd works on them. */
 	if (ret || pi->plain == PAGEONEFS_PLAIN_STORE)
 		return ret;
+	pofs_vma_flags(vma, pofs_no_fork_bound ? VM_MIXEDMAP : VM_DONTEXPAND);
 	/* A plain file has no merged pages and gets none: its mappings may be pinned for long. */
 	plain = READ_ONCE(pi->plain) && !atomic_long_read(&pi->count);
-	pofs_vma_flags(vma, plain || sbinfo->huge ? VM_DONTEXPAND : VM_MIXEDMAP);
 	vma->vm_ops = plain ? pofs_plain_vm_ops : &pofs_vm_ops;
 	return 0;
 }

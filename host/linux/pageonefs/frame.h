@@ -19,18 +19,36 @@ struct pofs_domain {
 	char name[PAGEONEFS_DOMAIN_MAX];
 };
 
-/* What `private` of a frame holds: how many entries use it, whether it is all zeros, its handle. */
+/*
+ * What `private` of a frame holds: how many entries use it, whether it is all zeros, whether
+ * `index` is the handle of another with its content, its handle.
+ */
 #define POFS_USERS	((1ul << 20) - 1)
 #define POFS_ZEROS	(1ul << 20)
-#define POFS_HANDLE	21
+#define POFS_ANOTHER	(1ul << 21)
+#define POFS_HANDLE	22
 #define pofs_frame_zeros(frame) (READ_ONCE((frame)->private) & POFS_ZEROS)
 #define pofs_frame_handle(frame) ((u64)READ_ONCE((frame)->private) >> POFS_HANDLE)
 
+/*
+ * What a merge allocates it gives back at once, with the page that leaves its file. So limits are
+ * passed rather than waited for, and nobody is killed for it.
+ */
+#define POFS_MERGE_GFP	(__GFP_HIGH | __GFP_KSWAPD_RECLAIM | __GFP_ACCOUNT | __GFP_NOWARN)
+
 struct pofs_domain *pofs_domain_get(const char *name);
 void pofs_domain_put(struct pofs_domain *domain);
-struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content);
+int pofs_frame_most(void);
+struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content, struct page *user);
+struct page *pofs_frame_another(struct pofs_domain *domain, u64 handle, struct page *user, int *error);
 struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error);
 int pofs_frame_begin(struct pofs_domain *domain, struct page *page);
 void pofs_frame_put(struct pofs_domain *domain, struct page *frame);
+
+/* Who pays for a file. */
+struct mem_cgroup *pofs_pays(struct mem_cgroup **payer, struct page *page);
+struct mem_cgroup *pofs_payer_get(struct mem_cgroup **payer);
+void pofs_pays_no_more(struct mem_cgroup **payer);
+bool pofs_payer_has_room(void);
 
 #endif

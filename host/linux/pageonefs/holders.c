@@ -5,6 +5,7 @@
  * and is drained. A page that stays pinned makes its file plain.
  */
 #include <linux/module.h>
+#include <linux/sched/isolation.h>
 #include <linux/workqueue.h>
 
 #include "holders.h"
@@ -30,7 +31,10 @@ void pofs_put_pages(struct page **pages, int n)
 	}
 }
 
-/* Batches of other processors are emptied there, where a page seems to be in one: not often. */
+/*
+ * Batches of other processors are emptied there, where a page seems to be in one: not often, and
+ * not on processors that were isolated. What is in a batch there merges when that is full.
+ */
 static DEFINE_PER_CPU(struct work_struct, drain_work);
 
 static void drain_here(struct work_struct *unused)
@@ -51,7 +55,8 @@ static void drain_elsewhere(void)
 		return;
 	pofs_count(drains);
 	for_each_online_cpu(cpu)
-		queue_work_on(cpu, system_wq, per_cpu_ptr(&drain_work, cpu));
+		if (!cpu_is_isolated(cpu))
+			queue_work_on(cpu, system_wq, per_cpu_ptr(&drain_work, cpu));
 }
 
 void pofs_holders_start(void)

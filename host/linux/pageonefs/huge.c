@@ -8,9 +8,8 @@
  *    (pofs_huge_whole). That is looked at under its lock, and stays so while it is mapped: an entry
  *    is stored under the lock of a small page of the file, and a huge page leaves the file, or is
  *    split, when its mappings have gone.
- *  - A mapping that may have them has no VM_MIXEDMAP: the kernel would not count back what it maps
- *    whole (vma_is_special_huge). VM_DONTEXPAND keeps khugepaged and MADV_COLLAPSE away instead.
- *    So frames are mapped by way of a copy of the mapping (pofs_insert_pages).
+ *  - No mapping has VM_MIXEDMAP: the kernel would not count back what it maps whole
+ *    (vma_is_special_huge).
  *  - A page table is made only where no huge page is mapped, and stays.
  *  - What is mapped whole and writable has one bit in its page table: all dirty bits of its pages
  *    are set together (page_mkwrite). A harvest takes the mapping away; the next write brings it
@@ -29,7 +28,7 @@ bool pofs_huge_whole(struct pofs_inode *pi, struct vm_area_struct *vma, struct f
 {
 	unsigned long first = folio->index, last = folio_next_index(folio) - 1;
 
-	return !(vma->vm_flags & VM_MIXEDMAP) && in_file(pi, last) && !xa_find(&pi->merged, &first, last, XA_PRESENT);
+	return in_file(pi, last) && !xa_find(&pi->merged, &first, last, XA_PRESENT);
 }
 
 /* tmpfs is shown a copy of the mapping, which does not ask for huge pages. */

@@ -3,9 +3,9 @@
  * A file: inode.h. What is done to its entries, and to its dirty bits, by all who change it.
  */
 #include <linux/delay.h>
-#include <linux/gfp.h>
 #include <linux/highmem.h>
 #include <linux/pagemap.h>
+#include <linux/sched/mm.h>
 
 #include "inode.h"
 #include "tmpfs.h"
@@ -412,7 +412,7 @@ static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
 	int error = 0;
 
 	while (!error && xa_load(&pi->merged, index)) {
-		error = make_one(pi, index);
+		error = pofs_payer_has_room() ? make_one(pi, index) : -ENOMEM;
 		/* Where the file is just being cut, there is nothing to keep. */
 		if (error == -ERANGE)
 			return 0;
@@ -422,11 +422,7 @@ static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
 	return error;
 }
 
-/*
- * Makes [first, last] private. Without merges blocked, more may come meanwhile. Where a frame
- * cannot be read the others become private all the same.
- */
-int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+static int unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 {
 	unsigned long index = first;
 	int ret = 0, one;
@@ -442,6 +438,20 @@ int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 			return -EINTR;
 		cond_resched();
 	}
+	return ret;
+}
+
+/*
+ * Makes [first, last] private, and the file's payer pays, whoever asks. Without merges blocked,
+ * more may come meanwhile. Where a frame cannot be read the others become private all the same.
+ */
+int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	struct mem_cgroup *payer = pofs_payer_get(&pi->payer), *active = set_active_memcg(pofs_no_payer ? NULL : payer);
+	int ret = unmerge(pi, first, last);
+
+	set_active_memcg(active);
+	mem_cgroup_put(payer);
 	return ret;
 }
 

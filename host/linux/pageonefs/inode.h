@@ -53,6 +53,7 @@ struct pofs_inode {
 	unsigned int cuts;		/* calls under way that cut pages; under `merging` */
 	pgoff_t cut_first, cut_last;	/* what all of these cut, or more */
 	struct pofs_pin pin;
+	struct mem_cgroup *payer;	/* of the page that merged last, with a reference; NULL: none yet */
 	u64 id;				/* 0: not a regular file */
 	struct shmem_inode_info shmem;	/* last: tmpfs clears what stands before its inode */
 };

@@ -14,7 +14,9 @@
  *  - What else would take a page out of its file looks at its reference count, and leaves one alone
  *    that somebody else holds: swapping, migration, khugepaged, drop_caches.
  */
+#include <linux/memcontrol.h>
 #include <linux/pagemap.h>
+#include <linux/sched/mm.h>
 #include <linux/uaccess.h>
 
 #include "huge.h"
@@ -24,6 +26,7 @@
 static int lend_page(struct pofs_inode *pi, struct page *page, pgoff_t index, u64 *handle)
 {
 	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
+	struct mem_cgroup *active;
 	int ret;
 
 	if (page->mapping != pofs_vfs(pi)->i_mapping || page->index != index || !PageUptodate(page))
@@ -41,7 +44,9 @@ static int lend_page(struct pofs_inode *pi, struct page *page, pgoff_t index, u6
 	if (ret)
 		return ret;
 	get_page(page);
+	active = set_active_memcg(folio_memcg(page_folio(page)));
 	ret = pofs_frame_begin(domain, page);
+	set_active_memcg(active);
 	if (ret) {
 		xa_erase(&pi->lent, index);
 		put_page(page);
@@ -108,6 +113,8 @@ static void recall_one(struct pofs_inode *pi, pgoff_t index, struct page *page)
 		/* Those of the file. A fault needs the page's lock to map it again. */
 		unmap_mapping_pages(mapping, index, 1, false);
 		pofs_pages_leave(mapping, &page, 1);
+		/* As any frame. */
+		pofs_page_count(page, 1);
 	}
 	unlock_page(page);
 	if (mine) {

@@ -22,12 +22,14 @@ struct page *pofs_page_load(struct xarray *table, unsigned long index)
 
 /* ---- leaving a file ------------------------------------------------------------------ */
 
-/* `n` pages have left the file, which are counted where this one is. */
-static void uncount_pages(struct address_space *mapping, struct folio *one, int n)
+/*
+ * `n` more pages like this one are counted as tmpfs's are, in its node and its memory cgroup: in
+ * Cached and Shmem of /proc/meminfo, in file and shmem of memory.stat.
+ */
+void pofs_page_count(struct page *page, int n)
 {
-	mapping->nrpages -= n;
-	__lruvec_stat_mod_folio(one, NR_FILE_PAGES, -n);
-	__lruvec_stat_mod_folio(one, NR_SHMEM, -n);
+	lruvec_stat_mod_folio(page_folio(page), NR_FILE_PAGES, n);
+	lruvec_stat_mod_folio(page_folio(page), NR_SHMEM, n);
 }
 
 /* Whether these pages begin with all of a node of the file's table: it goes at once. */
@@ -51,6 +53,7 @@ void pofs_pages_leave(struct address_space *mapping, struct page **pages, int n)
 	int i, alike = 0, gone = 0;
 
 	xas_lock_irq(&xas);
+	mapping->nrpages -= n;
 	for (i = 0; i < n; i++) {
 		struct folio *folio = page_folio(pages[i]);
 
@@ -66,14 +69,14 @@ void pofs_pages_leave(struct address_space *mapping, struct page **pages, int n)
 		folio->mapping = NULL;
 		folio_clear_dirty(folio);
 		if (first && (folio_memcg(folio) != folio_memcg(first) || folio_nid(folio) != folio_nid(first))) {
-			uncount_pages(mapping, first, alike);
+			pofs_page_count(&first->page, -alike);
 			alike = 0;
 		}
 		if (!alike++)
 			first = folio;
 	}
 	if (alike)
-		uncount_pages(mapping, first, alike);
+		pofs_page_count(&first->page, -alike);
 	xas_unlock_irq(&xas);
 }
 
@@ -81,8 +84,8 @@ void pofs_pages_leave(struct address_space *mapping, struct page **pages, int n)
 
 /*
  * vm_insert_pages() maps as the mapping says: that is read-only where first writes are waited for.
- * And it wants VM_MIXEDMAP, which a mapping with huge pages lacks. So it gets a copy of the
- * mapping. It reads that, and keeps nothing.
+ * And it wants VM_MIXEDMAP, which mappings lack (file_mmap). So it gets a copy of the mapping. It
+ * reads that, and keeps nothing.
  */
 int pofs_insert_pages(struct vm_fault *vmf, unsigned long address, struct page **pages, unsigned long *n,
 		      bool writable)

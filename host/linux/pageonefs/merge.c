@@ -6,6 +6,7 @@
  * pages, so batches of one domain and of one file run beside each other.
  */
 #include <linux/delay.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -31,6 +32,7 @@ struct merge_run {
 	struct pofs_domain *domain;
 	struct address_space *mapping;
 	struct pofs_look look;
+	u64 named, used;	/* a frame that an entry named, and the one that it got for it */
 	u64 merged;
 };
 
@@ -55,6 +57,13 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	rcu_read_unlock();
 	if (!frame)
 		goto out;
+	if (frame == old) {
+		/* The one that is named is full. */
+		e->frame = pofs_frame_handle(old);
+		pofs_frame_put(run->domain, frame);
+		error = -EEXIST;
+		goto out;
+	}
 	error = -EEXIST;
 	equal = !PageHWPoison(old) && !PageHWPoison(frame);
 	if (equal) {
@@ -146,6 +155,29 @@ static void zap_pages(struct merge_run *run, struct chunk *c)
 	}
 }
 
+/* The frame that an entry names, or another for a full one, or a new one. */
+static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 handle, struct page *page, int *error)
+{
+	struct page *frame;
+
+	if (!handle) {
+		frame = pofs_frame_new(run->domain, page, page);
+		*error = frame ? 0 : -ENOMEM;
+		return frame;
+	}
+	/* As the last entry that named it. */
+	frame = pofs_frame_find(xas, handle == run->named ? run->used : handle, error);
+	if (!frame && handle == run->named)
+		frame = pofs_frame_find(xas, handle, error);
+	if (*error == -EMLINK)
+		frame = pofs_frame_another(run->domain, handle, page, error);
+	if (frame) {
+		run->named = handle;
+		run->used = pofs_frame_handle(frame);
+	}
+	return frame;
+}
+
 /* Finds the frames of pages that may be merged, or makes them. */
 static void find_frames(struct merge_run *run, struct chunk *c)
 {
@@ -164,16 +196,9 @@ static void find_frames(struct merge_run *run, struct chunk *c)
 	}
 	rcu_read_lock();
 	for (i = 0; i < c->n; i++)
-		if (!c->e[i].result && c->e[i].frame)
-			c->frames[i] = pofs_frame_find(&xas, c->e[i].frame, &c->e[i].result);
+		if (!c->e[i].result)
+			c->frames[i] = frame_of(run, &xas, c->e[i].frame, c->pages[i], &c->e[i].result);
 	rcu_read_unlock();
-	for (i = 0; i < c->n; i++) {
-		if (c->e[i].result || c->e[i].frame)
-			continue;
-		c->frames[i] = pofs_frame_new(run->domain, c->pages[i]);
-		if (!c->frames[i])
-			c->e[i].result = -ENOMEM;
-	}
 }
 
 /* A page of which a frame was made is not compared with it: nobody else writes either. */
@@ -207,8 +232,14 @@ static void compare_pages(struct chunk *c)
 static int store_entries(struct pofs_inode *pi, struct chunk *c)
 {
 	XA_STATE(xas, &pi->merged, 0);
+	struct mem_cgroup *active;
 	int i = 0, stored = 0;
 
+	while (i < c->n && c->e[i].result)
+		i++;
+	if (i == c->n)
+		return 0;
+	active = set_active_memcg(pofs_pays(&pi->payer, c->pages[i]));
 	/* Before the entries: a reader that finds one finds that there are some. */
 	atomic_long_add(c->n, &pi->count);
 	do {
@@ -227,7 +258,8 @@ static int store_entries(struct pofs_inode *pi, struct chunk *c)
 			stored++;
 		}
 		xas_unlock(&xas);
-	} while (xas_nomem(&xas, GFP_KERNEL));
+	} while (xas_nomem(&xas, POFS_MERGE_GFP));
+	set_active_memcg(active);
 	for (; i < c->n; i++)
 		c->e[i].result = c->e[i].result ?: -ENOMEM;
 	atomic_long_sub(c->n - stored, &pi->count);

@@ -36,6 +36,8 @@ static int inode_adopt(struct inode *inode)
 	if (POFS_SB(inode->i_sb)->store) {
 		/* As a memfd that may be sealed. */
 		SHMEM_I(inode)->seals = 0;
+		/* Pages that are lent do not move: so they lie where others need not, either. */
+		mapping_set_gfp_mask(inode->i_mapping, GFP_HIGHUSER);
 		pi->plain = PAGEONEFS_PLAIN_STORE;
 		/* Its users go by the number alone: no other store's file, and no memfd, has it. */
 		inode->i_ino = STORE_INODES + pi->id;
@@ -68,6 +70,7 @@ void pofs_evict_inode(struct inode *inode)
 	xa_destroy(&pi->merged);
 	xa_destroy(&pi->lent);
 	pofs_dirty_free(pi);
+	pofs_pays_no_more(&pi->payer);
 }
 
 /* ---- directories ----------------------------------------------------------------- */

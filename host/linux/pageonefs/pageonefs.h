@@ -91,6 +91,10 @@ extern bool pofs_no_huge_bits;
 extern bool pofs_no_frame_wait;
 extern bool pofs_no_recall;
 extern bool pofs_no_huge_walk;
+extern bool pofs_no_payer;
+extern bool pofs_no_figures;
+extern bool pofs_no_fork_bound;
+extern bool pofs_no_user_bound;
 extern bool pofs_no_copy_room;
 extern bool pofs_no_room_wait;
 extern bool pofs_no_whole_page;
@@ -113,6 +117,10 @@ extern unsigned int pofs_slow_us, pofs_slow_around;
 #define pofs_no_whole_page false
 #define pofs_no_first_check false
 #define pofs_no_commit false
+#define pofs_no_payer false
+#define pofs_no_figures false
+#define pofs_no_fork_bound false
+#define pofs_no_user_bound false
 #define pofs_slow_us 0
 #define pofs_slow_around 0
 #endif

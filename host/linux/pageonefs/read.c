@@ -8,9 +8,6 @@
 
 #include "read.h"
 
-/* More references than this, and a frame is not mapped again: its reader gets a copy. */
-#define CROWDED	(INT_MAX / 2)
-
 /* Pages that are mapped at one fault: at first, and where one reads on and on; and at a time. */
 #define AROUND		64
 #define AROUND_MOST	PTRS_PER_PTE
@@ -19,10 +16,19 @@
 #define BUSY		4
 
 /*
+ * A frame with more references than this is not mapped again: its reader gets a copy. fork(2)
+ * copies the entries of private mappings, and asks nobody: so these have far fewer.
+ */
+static int most_references(struct vm_area_struct *vma)
+{
+	return is_cow_mapping(vma->vm_flags) && !pofs_no_fork_bound ? pofs_frame_most() * 16 : INT_MAX / 2;
+}
+
+/*
  * The next frames of consecutive pages, from *index on and before `end`: *index is the first then.
  * The mapping's lock is held.
  */
-static unsigned int next_frames(struct pofs_inode *pi, pgoff_t *index, pgoff_t end, struct page **frames)
+static unsigned int next_frames(struct pofs_inode *pi, pgoff_t *index, pgoff_t end, int most, struct page **frames)
 {
 	XA_STATE(xas, &pi->merged, *index);
 	unsigned int n = 0;
@@ -31,7 +37,7 @@ static unsigned int next_frames(struct pofs_inode *pi, pgoff_t *index, pgoff_t e
 	rcu_read_lock();
 	for (frame = xas_find(&xas, end - 1); frame; frame = xas_next(&xas)) {
 		/* Their entries stay, and keep them. */
-		if (xas_retry(&xas, frame) || PageHWPoison(frame) || page_ref_count(frame) > CROWDED)
+		if (xas_retry(&xas, frame) || PageHWPoison(frame) || page_ref_count(frame) > most)
 			break;
 		if (!n)
 			*index = xas.xa_index;
@@ -75,7 +81,7 @@ static vm_fault_t map_frames(struct vm_fault *vmf, struct pofs_inode *pi)
 	end = min3(around(pi, index), beyond, index + ((vmf->vma->vm_end - address) >> PAGE_SHIFT));
 	down_read(lock);
 	while (index < end && busy < BUSY) {
-		n = next_frames(pi, &index, end, frames);
+		n = next_frames(pi, &index, end, most_references(vmf->vma), frames);
 		/* None, or not of the page that is read. */
 		if (!n || (!mapped && !busy && index != vmf->pgoff))
 			break;
@@ -144,7 +150,7 @@ vm_fault_t pofs_read_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 	else
 		ret = PageHWPoison(frame) ? VM_FAULT_HWPOISON : 0;
 	/* Too many references: it is copied. Or else again. */
-	if (!ret && (vmf->cow_page || page_ref_count(frame) <= CROWDED)) {
+	if (!ret && (vmf->cow_page || page_ref_count(frame) <= most_references(vmf->vma))) {
 		if (give)
 			return give_frame(vmf, pi, frame);
 		ret = VM_FAULT_NOPAGE;

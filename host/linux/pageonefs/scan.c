@@ -11,8 +11,8 @@
  * Holes are made, and lengths changed, without a page's lock: a harvest leaves the bits of what is
  * being cut (pofs_cut_begin).
  *
- * A disk that reads into a mapping has pinned its pages, and writes them without a mapping: their
- * bits are set again for as long as a harvest finds them pinned.
+ * A disk that reads into a mapping holds its pages, and writes them without a mapping; so do others
+ * (/proc/PID/mem). Their bits are set again for as long as a harvest finds them held.
  */
 #include <linux/gfp.h>
 #include <linux/uaccess.h>
@@ -54,8 +54,18 @@ static void wait_for_faults(struct harvest_run *run)
 	}
 }
 
+/*
+ * Whether somebody else may write into a page that nobody maps. Not all who do have it pinned. A
+ * huge page may be in a processor's TLB for a while after munmap(2) has taken it out of its page
+ * table, and has a reference until then. Who only reads, and LRU batches, keep the bit, too.
+ */
+static bool held(struct folio *folio)
+{
+	return folio_ref_count(folio) > folio_nr_pages(folio) + 1;
+}
+
 /* get_user_pages_fast() pins without a lock, and looks at the mapping again: so, after the zap. */
-static void mark_pinned(struct harvest_run *run)
+static void mark_held(struct harvest_run *run)
 {
 	struct pofs_inode *pi = POFS_I(run->mapping->host);
 	pgoff_t next = run->first;
@@ -70,7 +80,7 @@ static void mark_pinned(struct harvest_run *run)
 			/* Small parts of it may be mapped beside the run: that is a reference, too. */
 			if (folio_test_large(folio))
 				unmap_mapping_pages(run->mapping, folio->index, folio_nr_pages(folio), false);
-			if (unlikely(pofs_written_elsewhere(folio)))
+			if (unlikely(held(folio)))
 				pofs_mark_dirty_range(pi, max(folio->index, run->first),
 						      min(folio->index + folio_nr_pages(folio), run->end) - 1);
 		}
@@ -84,7 +94,7 @@ static void zap_run(struct harvest_run *run)
 		wait_for_faults(run);
 		unmap_mapping_pages(run->mapping, run->first, run->end - run->first, false);
 		if (!pofs_no_pin_bits)
-			mark_pinned(run);
+			mark_held(run);
 	}
 	run->first = run->end = 0;
 }

@@ -63,9 +63,10 @@ static struct inode *alloc_inode(struct super_block *sb)
 
 	if (!pi)
 		return NULL;
-	xa_init(&pi->merged);
+	xa_init_flags(&pi->merged, XA_FLAGS_ACCOUNT);
 	xa_init(&pi->lent);
-	xa_init(&pi->dirty);
+	xa_init_flags(&pi->dirty, XA_FLAGS_ACCOUNT);
+	pi->payer = NULL;
 	atomic_long_set(&pi->count, 0);
 	pi->around_end = pi->around = 0;
 	pi->write_end = pi->write_run = 0;

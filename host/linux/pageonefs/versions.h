@@ -19,8 +19,8 @@
 #if !POFS_SERIES(6, 1) && !POFS_SERIES(6, 12)
 #error "pageonefs: this kernel's tmpfs has not been examined: see docs/design/module.md"
 #endif
-#if !defined(CONFIG_X86_64) || !defined(CONFIG_SHMEM) || !defined(CONFIG_TMPFS)
-#error "pageonefs: needs x86-64 and tmpfs"
+#if !defined(CONFIG_X86_64) || !defined(CONFIG_SHMEM) || !defined(CONFIG_TMPFS) || !defined(CONFIG_MEMCG)
+#error "pageonefs: needs x86-64, tmpfs and memory cgroups"
 #endif
 
 #if POFS_SERIES(6, 12)
@@ -55,17 +55,6 @@ static inline void pofs_signal(struct eventfd_ctx *news)
 {
 	eventfd_signal(news);
 }
-
-/*
- * Whether a device, or another process, may write into a page that nobody maps, or may have now. A
- * huge page may be in a processor's TLB for a while after munmap(2) has taken it out of its page
- * table, and has a reference until then.
- */
-static inline bool pofs_written_elsewhere(struct folio *folio)
-{
-	return folio_maybe_dma_pinned(folio) ||
-	       (folio_test_large(folio) && folio_ref_count(folio) > folio_nr_pages(folio) + 1);
-}
 #else
 typedef struct user_namespace pofs_idmap;
 typedef struct page pofs_begun;
@@ -96,12 +85,6 @@ static inline void pofs_copy_flags(struct vm_area_struct *copy, unsigned long fl
 static inline void pofs_signal(struct eventfd_ctx *news)
 {
 	eventfd_signal(news, 1);
-}
-
-/* Direct I/O takes references, as others do, and no pins: so this is true of more pages. */
-static inline bool pofs_written_elsewhere(struct folio *folio)
-{
-	return folio_ref_count(folio) > folio_nr_pages(folio) + 1;
 }
 #endif
 

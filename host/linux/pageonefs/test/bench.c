@@ -242,10 +242,9 @@ static uint64_t merge_by_ksm(uint64_t gone)
 /* ---- pageonefs ------------------------------------------------------------------ */
 
 /*
- * As the daemon does (crates/engine/src/files): pages are digested, and looked up; a content that
- * comes again becomes a frame. Where page after page held content after content, in the order in
- * which these were seen, the next pages are merged without being digested. What turns out to be
- * another content is digested.
+ * As the daemon does: pages are digested and looked up; a content that comes again becomes a frame.
+ * Where page after page held content after content, as these were seen, the next pages are merged
+ * undigested. What turns out to be another content is digested.
  */
 #define CHUNK	512
 #define PROVEN	8
@@ -330,16 +329,19 @@ static void make_frames(struct wanted *w, uint32_t n)
 static uint32_t merge_wanted(uint32_t p, struct wanted *w, uint32_t n)
 {
 	static struct pageonefs_entry e[CHUNK];
-	uint32_t m = 0, wrong = per;
+	uint32_t m = 0, wrong = per, of[CHUNK];
 
 	make_frames(w, n);
 	for (uint32_t i = 0; i < n; i++)
-		if (contents[w[i].content].frame)
+		if (contents[of[m] = w[i].content].frame)
 			e[m++] = (struct pageonefs_entry){ .index = w[i].page, .frame = contents[w[i].content].frame };
 	merge_call(p, e, m);
-	for (uint32_t i = m; i-- > 0;)
-		if (e[i].result == -ESTALE)
+	for (uint32_t i = 0; i < m; i++) {
+		if (!e[i].result)
+			contents[of[i]].frame = e[i].frame;
+		else if (e[i].result == -ESTALE && wrong == per)
 			wrong = e[i].index;
+	}
 	return wrong;
 }
 
@@ -431,8 +433,6 @@ static uint64_t merge_by_pageonefs(void)
 	cost("merge-call", merging, merged_pages);
 	cost("map", t - digesting - merging, merged_pages);
 	cost("merge", t, merged_pages);
-	free(table);
-	free(contents);
 	return merged_pages;
 }
 

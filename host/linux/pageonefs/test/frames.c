@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "pages.h"
@@ -33,7 +34,7 @@ static void frames(void)
 		usleep(20000);
 	}
 	CHECK(stats().frames - before >= 7 && describe(f.id).merged_pages == 64);
-	CHECK(!path_write(PARAMETERS "max_users", "65536"));
+	CHECK(!path_write(PARAMETERS "max_users", "256"));
 	/* All to the frame of page 0. */
 	handle = 0;
 	CHECK(merge_page(f, 0, &handle) == -EEXIST && handle);
@@ -77,6 +78,96 @@ static void frames(void)
 	for (tries = 0; tries < 50 && stats().frames != before; tries++)
 		usleep(20000);
 	CHECK(stats().frames == before);
+}
+
+/* Whoever names a full frame gets another of its content, and few of them are made. */
+static void full(void)
+{
+	struct file f = file_make(256);
+	char *m = file_map(f);
+	uint64_t first = 0, frame, uses[256] = { 0 }, before = stats().frames;
+	int mount = control_open(MOUNT);
+
+	CHECK(!path_write(PARAMETERS "max_users", "8"));
+	for (int i = 0; i < 256; i++)
+		fill(at(m, i), 5);
+	CHECK(!merge_patiently(mount, f, 0, &first));
+	for (int i = 1; i < 256; i++) {
+		frame = first;
+		CHECK(!merge_patiently(mount, f, i, &frame));
+		uses[frame - first]++;
+	}
+	CHECK(stats().frames - before == 32 && uses[0] == 7);
+	for (int i = 0; i < 256; i++)
+		CHECK(holds(at(m, i), 5) && uses[i] <= 8);
+	/* Of other content: no, and no frame is left for it. */
+	fill(at(m, 9), 6);
+	frame = first;
+	CHECK(merge_patiently(mount, f, 9, &frame) == -ESTALE && holds(at(m, 9), 6) && stats().frames - before == 32);
+	CHECK(!path_write(PARAMETERS "max_users", "256"));
+	munmap(m, 256 * PAGE);
+	close(f.fd);
+}
+
+/* How often the page is mapped, in all processes, that is mapped here. */
+static long mappings(const volatile char *page)
+{
+	static int pagemap = -1, counts;
+	uint64_t entry = 0, count = 0;
+
+	if (pagemap < 0) {
+		pagemap = open("/proc/self/pagemap", O_RDONLY);
+		counts = open("/proc/kpagecount", O_RDONLY);
+	}
+	(void)*page;
+	if (pread(pagemap, &entry, 8, (uintptr_t)page / PAGE * 8) != 8 || !(entry >> 63) ||
+	    pread(counts, &count, 8, (entry & ((1ull << 55) - 1)) * 8) != 8)
+		BAD("a page's mappings");
+	return count;
+}
+
+/* A frame is mapped by faults alone, which count: fork(2) copies nothing of a shared mapping. */
+static void references(void)
+{
+	enum { CHILDREN = 20, PRIVATE = 60 };
+	struct file f = file_make(64), g = file_make(4);
+	char *m = file_map(f), *n = file_map(g);
+	pid_t children[CHILDREN];
+	long most = 0;
+
+	all_merged(f, m, 5);
+	for (int i = 0; i < 64; i++)
+		CHECK(holds(at(m, i), 5));
+	CHECK(mappings(m) == 64);
+	for (int i = 0; i < CHILDREN; i++) {
+		children[i] = fork_child();
+		if (!children[i])
+			for (;;)
+				pause();
+	}
+	CHECK(mappings(m) == 64);
+	for (int i = 0; i < CHILDREN; i++) {
+		kill(children[i], SIGKILL);
+		waitpid(children[i], 0, 0);
+	}
+	/* Of a private mapping it does, once something was written there: so these have fewer. */
+	CHECK(!path_write(PARAMETERS "max_users", "4"));
+	all_merged(g, n, 6);
+	for (int i = 0; i < PRIVATE; i++) {
+		char *p = file_map_privately(g);
+
+		for (int j = 0; j < 4; j++) {
+			long now = mappings(at(p, j));
+
+			most = now > most ? now : most;
+			CHECK(holds(at(p, j), 6));
+		}
+	}
+	CHECK(!path_write(PARAMETERS "max_users", "256"));
+	printf("    %d private mappings of four pages: a frame is mapped %ld times at most\n", PRIVATE, most);
+	CHECK(most > 16 && most <= 128);
+	close(f.fd);
+	close(g.fd);
 }
 
 struct place {
@@ -276,5 +367,5 @@ static void sequence(void)
 }
 
 const struct test frame_tests[] = {
-	{ "frames", frames }, { "domains", domains }, { "unmounting", unmounting }, { "sequence", sequence }, { "poison", poison }, { 0 },
+	{ "frames", frames }, { "full", full }, { "references", references }, { "domains", domains }, { "unmounting", unmounting }, { "sequence", sequence }, { "poison", poison }, { 0 },
 };

@@ -100,6 +100,8 @@ states! {
         Mappings "mappings",
         /// It has as many open files as it may.
         Files "files",
+        /// Its pages lie scattered over too much of a file, or too far from its beginning.
+        Scattered "scattered",
         /// It has not been scanned often enough.
         New "new",
         /// Pages stay in huge pages.
@@ -121,7 +123,7 @@ impl Reason {
     /// Whether a line of their own tells it in the text of the status.
     pub(crate) fn has_own_line(self) -> bool {
         use Reason::*;
-        matches!(self, Pinned | Refused | Headroom | Paused | Mappings | Files | KeptHuge | Cooling)
+        matches!(self, Pinned | Refused | Headroom | Paused | Mappings | Files | Scattered | KeptHuge | Cooling)
     }
 }
 

@@ -123,6 +123,9 @@ metrics! {
     [host <- domain] {
         /// Memory that the store takes; on the host all stores.
         Gauge store_bytes: u64 [Bytes];
+        /// Memory of the frames that the module's files use; on the host of all domains. Those
+        /// that a store lends count in `store_bytes`, too.
+        Gauge frame_bytes: u64 [Bytes];
         /// Frames that were taken out of use, since their memory has failed or a count of their
         /// users was wrong.
         Counter frames_doubted_total: u64 [Count];

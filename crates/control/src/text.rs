@@ -111,7 +111,11 @@ fn refused_text(f: &mut Formatter<'_>, refused: &RefusedStatus) -> fmt::Result {
 
 fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
     let metrics = &domain.metrics;
-    writeln!(f, "\ndomain {} · store {} in {} segments", domain.name, size(metrics.store_bytes), metrics.segments)?;
+    write!(f, "\ndomain {} · store {} in {} segments", domain.name, size(metrics.store_bytes), metrics.segments)?;
+    if metrics.frame_bytes > 0 {
+        write!(f, " · frames of files {}", size(metrics.frame_bytes))?;
+    }
+    writeln!(f)?;
     let mut summary = Summary(Vec::new());
     metrics.for_each_metric(&mut |metric, value| summary.collect(metric, value));
     writeln!(f, "  {summary}")?;
@@ -275,7 +279,7 @@ mod tests {
         assert!(
             out.contains(
                 "pages_shared 0 · pages_sharing 7 · pages_zero 0 · pages_recycled 0 · pages_unshared 0 · \
-                 pages_volatile 0 · general_profit -3 MiB · store_bytes 0 B · frames_doubted_total 0\n"
+                 pages_volatile 0 · general_profit -3 MiB · store_bytes 0 B · frame_bytes 0 B · frames_doubted_total 0\n"
             ),
             "{out}"
         );

@@ -23,7 +23,7 @@ pub use mounts::{MountInfo, is_loaded, mounts, mounts_in};
 pub use store::{Store, StoreError};
 
 /// The version of the interface that this module speaks.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 const DOMAIN_MAX: usize = 64;
 
@@ -50,7 +50,8 @@ pub struct File {
     /// Pages that use a frame.
     pub merged_pages: u64,
     plain: u32,
-    reserved: u32,
+    /// Whose it is.
+    pub uid: u32,
 }
 
 /// Why nothing of a file is merged.
@@ -94,7 +95,32 @@ struct RawHarvest {
     pages: u64,
     bits: u64,
     dirty: u64,
+    next: u64,
+    flags: u32,
+    reserved: u32,
 }
+
+/// Which pages get a bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bits {
+    /// Those that were written since their bits were taken.
+    Written,
+    /// And all that are there, whoever has taken their bits.
+    All,
+}
+
+/// What [`Mount::harvest`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Harvest {
+    /// How many pages have a bit.
+    pub dirty: u64,
+    /// Behind those that were asked for, the first page that may have a bit, a multiple of 64.
+    /// `u64::MAX`: none has.
+    pub next: u64,
+}
+
+/// PAGEONEFS_HARVEST_ALL.
+const HARVEST_ALL: u32 = 1;
 
 #[repr(C)]
 struct RawDigest {
@@ -233,7 +259,7 @@ pub struct Stats {
 const _: () = assert!(size_of::<RawInfo>() == 80 && std::mem::offset_of!(RawInfo, domain) == 16);
 const _: () = assert!(size_of::<File>() == 48 && std::mem::offset_of!(File, plain) == 40);
 const _: () = assert!(size_of::<RawList>() == 24 && std::mem::offset_of!(RawList, room) == 16);
-const _: () = assert!(size_of::<RawHarvest>() == 40 && std::mem::offset_of!(RawHarvest, bits) == 24);
+const _: () = assert!(size_of::<RawHarvest>() == 56 && std::mem::offset_of!(RawHarvest, flags) == 48);
 const _: () = assert!(size_of::<RawDigest>() == 64 && std::mem::offset_of!(RawDigest, only) == 32);
 const _: () = assert!(size_of::<Entry>() == 24 && std::mem::offset_of!(Entry, result) == 16);
 const _: () = assert!(size_of::<RawMerge>() == 24 && std::mem::offset_of!(RawMerge, count) == 16);

@@ -21,7 +21,7 @@
 static_assert(sizeof(struct pageonefs_info) == 80 && offsetof(struct pageonefs_info, domain) == 16);
 static_assert(sizeof(struct pageonefs_file) == 48 && offsetof(struct pageonefs_file, plain) == 40);
 static_assert(sizeof(struct pageonefs_list) == 24 && offsetof(struct pageonefs_list, room) == 16);
-static_assert(sizeof(struct pageonefs_harvest) == 40 && offsetof(struct pageonefs_harvest, bits) == 24);
+static_assert(sizeof(struct pageonefs_harvest) == 56 && offsetof(struct pageonefs_harvest, flags) == 48);
 static_assert(sizeof(struct pageonefs_digest) == 64 && offsetof(struct pageonefs_digest, only) == 32);
 static_assert(sizeof(struct pageonefs_entry) == 24 && offsetof(struct pageonefs_entry, result) == 16);
 static_assert(sizeof(struct pageonefs_merge) == 24 && offsetof(struct pageonefs_merge, count) == 16);
@@ -55,6 +55,7 @@ static void file_describe(struct inode *inode, struct pageonefs_file *file)
 		.private_pages = READ_ONCE(inode->i_mapping->nrpages),
 		.merged_pages = atomic_long_read(&pi->count),
 		.plain = READ_ONCE(pi->plain),
+		.uid = i_uid_read(inode),
 	};
 }
 

@@ -160,15 +160,47 @@ static void put_back(struct pofs_inode *pi, pgoff_t base, const u64 *words, unsi
 				pofs_mark_dirty(pi, base + i * BITS_PER_LONG + k);
 }
 
+/* Bits of what one of the file's tables has, where there are none yet. Returns how many. */
+static u64 add_there(struct xarray *table, pgoff_t base, unsigned int n, u64 *out)
+{
+	pgoff_t end = base + n * BITS_PER_LONG;
+	unsigned long index, i;
+	u64 added = 0;
+	void *entry;
+
+	xa_for_each_range(table, index, entry, base, end - 1) {
+		/* Of a huge page all. */
+		pgoff_t next = (index | ((1UL << xa_get_order(table, index)) - 1)) + 1;
+
+		for (i = index - base; i < min(next, end) - base; i++)
+			added += !__test_and_set_bit(i, (unsigned long *)out);
+	}
+	return added;
+}
+
+/* Where a table has something next, in pages; entries are of `unit` pages. */
+static u64 next_of(struct xarray *table, u64 from, unsigned long unit)
+{
+	unsigned long index = from / unit;
+
+	if (!xa_find(table, &index, ULONG_MAX, XA_PRESENT))
+		return U64_MAX;
+	return max_t(u64, from, round_down((u64)index * unit, BITS_PER_LONG));
+}
+
 #define HARVEST_WORDS 64
 
 /* After an error, bits of the first pages may have been taken: the caller has them. */
 long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
 {
 	u64 __user *user = u64_to_user_ptr(h->bits);
+	struct xarray *pages = &pofs_vfs(pi)->i_mapping->i_pages;
+	bool all = h->flags & PAGEONEFS_HARVEST_ALL;
 	u64 words[HARVEST_WORDS], at, n;
 
 	if ((h->start | h->pages) % BITS_PER_LONG || h->start + h->pages < h->start)
+		return -EINVAL;
+	if (h->flags & ~PAGEONEFS_HARVEST_ALL || h->reserved)
 		return -EINVAL;
 	h->dirty = 0;
 	for (at = 0; at < h->pages / BITS_PER_LONG; at += n) {
@@ -177,6 +209,8 @@ long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
 		n = min_t(u64, h->pages / BITS_PER_LONG - at, HARVEST_WORDS);
 		n = min_t(u64, n, (POFS_DIRTY_BITS - base % POFS_DIRTY_BITS) / BITS_PER_LONG);
 		h->dirty += harvest_words(pi, base, n, words);
+		if (all)
+			h->dirty += add_there(pages, base, n, words) + add_there(&pi->merged, base, n, words);
 		if (user && copy_to_user(user + at, words, n * sizeof(u64))) {
 			put_back(pi, base, words, n);
 			return -EFAULT;
@@ -184,6 +218,11 @@ long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
 		if (fatal_signal_pending(current))
 			return -EINTR;
 		cond_resched();
+	}
+	h->next = next_of(&pi->dirty, h->start + h->pages, POFS_DIRTY_BITS);
+	if (all) {
+		h->next = min(h->next, next_of(pages, h->start + h->pages, 1));
+		h->next = min(h->next, next_of(&pi->merged, h->start + h->pages, 1));
 	}
 	return 0;
 }

@@ -21,7 +21,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define PAGEONEFS_VERSION	6
+#define PAGEONEFS_VERSION	7
 #define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
 
 struct pageonefs_info {
@@ -44,7 +44,7 @@ struct pageonefs_file {
 	__u64 private_pages;	/* in memory */
 	__u64 merged_pages;
 	__u32 plain;		/* PAGEONEFS_PLAIN_* */
-	__u32 reserved;
+	__u32 uid;		/* whose it is */
 };
 
 /* The files whose id is above `after`, in ascending order. */
@@ -59,7 +59,8 @@ struct pageonefs_list {
  * Takes and clears the dirty bits of [start, start + pages), multiples of 64. A set bit: the page
  * may have been written, punched or truncated since its bit was taken before. A page whose bit is
  * not set holds what it held then. After EFAULT the bits of the words that could not be written are
- * still there.
+ * still there. `next` passes over what was never written: so a call costs what it was asked for,
+ * and nobody need ask for all of a file's length.
  */
 struct pageonefs_harvest {
 	__u64 id;
@@ -67,7 +68,13 @@ struct pageonefs_harvest {
 	__u64 pages;
 	__u64 bits;		/* address of pages / 64 words */
 	__u64 dirty;		/* out: how many */
+	__u64 next;		/* out: behind these pages the first that may have a bit; ~0: none */
+	__u32 flags;		/* PAGEONEFS_HARVEST_* */
+	__u32 reserved;		/* 0 */
 };
+
+/* Pages that are there have bits, too, whoever has taken them: in memory, swapped out, merged. */
+#define PAGEONEFS_HARVEST_ALL	1
 
 /*
  * What a page is. Odd values are a frame's handle * 2 + 1; other even ones its digest (function 2):

@@ -84,6 +84,8 @@ const ALONE: &[(&str, &str, &str)] = &[
     ("domain", "pages_shared", "the host's is compared, and is its sum"),
     ("domain", "pages_sharing", "the host's is compared, and is its sum"),
     ("domain", "store_bytes", "the host's is compared, and is its sum"),
+    ("domain", "frame_bytes", "needs the module: module/alone.rs"),
+    ("host", "frame_bytes", "needs the module: module/alone.rs"),
     ("client", "agent_cpu_seconds", "the host's is compared, and is its sum"),
     ("client", "pages_zero", "the host's is compared, and is its sum"),
 ];

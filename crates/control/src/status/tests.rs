@@ -34,7 +34,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
         &format!(
             "version uptime_seconds merge_period_seconds daemon_cpu_seconds agent_cpu_seconds governor \
              pages_merged_total pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit \
-             store_bytes frames_doubted_total unmerge_bytes unmerge_headroom_bytes unmerge_bytes_per_second unmerge_headroom_seconds \
+             store_bytes frame_bytes frames_doubted_total unmerge_bytes unmerge_headroom_bytes unmerge_bytes_per_second unmerge_headroom_seconds \
              headroom_is_short scans_total memory_total_bytes memory_available_bytes swap_free_bytes \
              memory_pressure_ratio cpu_pressure_ratio paused no_agents writer_stall domains refused {pages}"
         ),
@@ -47,7 +47,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
     expect(
         &json["domains"][0],
         &format!(
-            "name pages_shared pages_sharing general_profit segments store_bytes pages_pinned pages_dead slots_free slots_quarantined frames_doubted_total \
+            "name pages_shared pages_sharing general_profit segments store_bytes frame_bytes pages_pinned pages_dead slots_free slots_quarantined frames_doubted_total \
              pages_compacted_total known_contents paused clients {pages}"
         ),
     );

@@ -19,16 +19,18 @@ mod tests;
 
 use std::sync::Arc;
 
+use self::loans::Lend;
 use self::stores::Stores;
+use crate::backend::module::merge::Merge;
 use crate::backend::module::mounts::{Due, Files};
-use crate::backend::module::{merge, round};
+use crate::backend::module::round;
 use crate::world::shared::Shared;
 
 /// The thread of the files: rounds on request, looks when there is news, until the engine stops.
 pub(crate) fn run(files: &Arc<Files>, shared: &Arc<Shared>) {
     let mut stores = Stores::default();
     while let Some(due) = files.wait(shared) {
-        files.find(shared);
+        files.find();
         stores.find(files, shared);
         if due == Due::Round {
             round(files, &stores, shared);
@@ -40,13 +42,14 @@ pub(crate) fn run(files: &Arc<Files>, shared: &Arc<Shared>) {
 
 fn round(files: &Files, stores: &Stores, shared: &Shared) {
     let all = files.managed();
+    let over = || files.is_asked();
     let slots = round::scan(shared, stores.segments());
     let due = round::scan(shared, all.values().cloned());
     if shared.headroom().short.is_some() {
         return;
     }
-    round::merge(shared, &slots, |segment| loans::lend(shared, segment));
-    round::merge(shared, &due, |file| merge::run(shared, file, &all));
+    round::merge(shared, &slots, Lend::new, over);
+    round::merge(shared, &due, |file| Merge::new(shared, file, &all), over);
     for bridge in stores.bridges() {
         join::join(shared, bridge, &all);
     }

@@ -8,6 +8,8 @@
 //!                            │──────▶ emptied      which may have been filled unseen
 //!                            │──────▶ free_pages   what the guest has marked as free
 //!                            └──────▶ stamps       when pages were written, for dirty rates
+//!
+//!   a file  ──▶ sparse ──▶ regions, of the parts that have pages
 //! ```
 
 mod ages;
@@ -17,6 +19,7 @@ pub(crate) mod free_pages;
 mod hot;
 pub(crate) mod huge;
 mod region;
+mod sparse;
 pub(crate) mod stamps;
 pub(crate) mod written;
 
@@ -26,3 +29,4 @@ pub(crate) use emptied::Emptied;
 pub(crate) use entries::Counts;
 pub(crate) use entries::Entry;
 pub(crate) use region::{LedgerError, Region};
+pub(crate) use sparse::{PAGES, Sparse};

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus, Remarks};
+use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus, Reason, Remarks};
 use kmem::pageonefs::Plain;
 
 use crate::backend::module::mounts::OfMount;
 use crate::backend::module::{File, Owner};
+use crate::core::ledger::PAGES;
 use crate::report::why::{Known, why};
 
 const PAGE: i64 = kmem::PAGE_SIZE as i64;
@@ -38,6 +39,7 @@ pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<(DomainStatu
         let profits: i64 = domain.clients.iter().map(|client| client.metrics.general_profit).sum();
         domain.metrics = DomainMetrics {
             pages_shared: shared,
+            frame_bytes: mount.stats.frames * PAGE as u64,
             pages_sharing: merged - shared,
             known_contents: mount.contents.index.len(),
             general_profit: profits - shared as i64 * PAGE - mount.contents.bytes() as i64,
@@ -51,30 +53,34 @@ pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<(DomainStatu
 fn client(file: &File, host: &OfHost<'_>) -> (ClientStatus, Option<Arc<Owner>>) {
     let state = file.state();
     let counts = state.region.counts();
+    // The ledger may not know yet what was merged before.
+    let merged = counts.merged.max(state.merged);
     let recycling = state.recycling.as_ref().map(|recycling| recycling.lock().status());
     let metrics = ClientMetrics {
         regions: 1,
-        region_bytes: u64::from(state.region.pages) * PAGE as u64,
-        pages_merged: counts.merged,
+        region_bytes: state.size.min(u64::from(PAGES) * PAGE as u64),
+        pages_merged: merged,
         pages_unshared: counts.unshared,
-        pages_volatile: state.region.ages.volatile,
+        pages_volatile: state.region.volatile(),
         pages_recycled: counts.recycled,
         pages_copied_total: state.totals.unmerged,
         pages_differed_total: state.totals.differed,
         full_scans: state.totals.scans,
-        general_profit: counts.merged as i64 * (PAGE - MERGED_BYTES) + counts.recycled as i64 * PAGE
+        general_profit: merged as i64 * (PAGE - MERGED_BYTES) + counts.recycled as i64 * PAGE
             - state.region.bytes() as i64
             - recycling.as_ref().map_or(0, |recycling| recycling.metrics.pool_bytes as i64),
         ..ClientMetrics::default()
     };
     let refused = state.plain.map(plain);
+    let limited = state.unmanaged();
     let known = Known {
         metrics: Some(&metrics),
         state: ClientState::Merging,
         refused: refused.as_deref(),
+        limited: limited.as_deref().map(|text| (Reason::Scattered, text)),
         is_pinned: state.plain == Some(Plain::Pinned),
         host_paused: host.paused,
-        due: state.region.ages.due(),
+        due: state.region.due(),
         cpu_limit: host.cpu_limit,
         ..Known::default()
     };
@@ -92,7 +98,7 @@ fn client(file: &File, host: &OfHost<'_>) -> (ClientStatus, Option<Arc<Owner>>) 
         metrics,
         recycling,
         state: ClientState::Merging,
-        remarks: Remarks { refused, ..Remarks::default() },
+        remarks: Remarks { refused, limited, ..Remarks::default() },
         why,
         ..ClientStatus::default()
     };

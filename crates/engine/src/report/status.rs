@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Remarks, Status};
+use control::{
+    ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, Reason, RefusedStatus, Remarks, Status,
+};
 
 use crate::access::Access;
 use crate::backend::module::{Files, Owner};
@@ -84,6 +86,24 @@ fn add_files(shared: &Shared, files: &Files, status: &mut Status, of_host: &OfHo
         if *access == Access::All || !domain.clients.is_empty() {
             status.domains.push(domain);
         }
+    }
+    for mount in &mounts {
+        let mine = |uid: u32| match access {
+            Access::All => true,
+            Access::Of(own, _) => *own == uid,
+            Access::Nobody => false,
+        };
+        status.refused.extend(mount.left_out.iter().filter(|(uid, _)| mine(**uid)).map(|(&uid, files)| {
+            RefusedStatus {
+                uid,
+                name: format!("files of {}", mount.name),
+                reason: format!(
+                    "{files} files are not merged: one user's files may have half of the numbers that there are"
+                ),
+                times: 1,
+                ..RefusedStatus::default()
+            }
+        }));
     }
     let mut totals = files.gone();
     mounts.iter().flat_map(|mount| &mount.files).for_each(|file| totals += file.state().totals);
@@ -266,7 +286,7 @@ fn client_status(
         refused: refused.as_deref(),
         host_paused: of_host.paused.as_deref(),
         domain_paused,
-        limited: limited.as_deref(),
+        limited: limited.as_deref().map(|text| (Reason::Files, text)),
         cooling: state.schedule.direct_io.why().map(String::as_str),
         due: state.regions.values().map(|region| region.ages.due()).sum(),
         cpu_limit: of_host.cpu_limit,

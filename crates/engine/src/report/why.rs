@@ -25,8 +25,8 @@ pub(super) struct Known<'a> {
     pub(super) host_paused: Option<&'a str>,
     /// Why its domain's store cannot grow.
     pub(super) domain_paused: Option<&'a str>,
-    /// Why segments are left out.
-    pub(super) limited: Option<&'a str>,
+    /// Why a part is left out.
+    pub(super) limited: Option<(Reason, &'a str)>,
     /// Through what it does direct I/O.
     pub(super) cooling: Option<&'a str>,
     pub(super) due: u64,
@@ -76,8 +76,8 @@ pub(super) fn why(known: &Known<'_>) -> Option<Why> {
                     `sysctl vm.max_map_count=1048576` would let more in";
         return of(Reason::Mappings, text);
     }
-    if let Some(text) = known.limited {
-        return of(Reason::Files, text);
+    if let Some((code, text)) = known.limited {
+        return of(code, text);
     }
     unmerged(known, metrics)
 }
@@ -214,7 +214,10 @@ mod tests {
             (Known { metrics: Some(&none), shared_bytes: 1 << 30, ..base() }, Reason::Shared),
             (Known { metrics: Some(&none), ..base() }, Reason::Unmarked),
             (Known { metrics: Some(&short), ..base() }, Reason::Mappings),
-            (Known { limited: Some("its limit of open files leaves room for 3"), ..base() }, Reason::Files),
+            (
+                Known { limited: Some((Reason::Files, "its limit of open files leaves room for 3")), ..base() },
+                Reason::Files,
+            ),
             (Known { metrics: Some(&new), ..base() }, Reason::New),
             (Known { metrics: Some(&huge), ..base() }, Reason::KeptHuge),
             (Known { due: 4000, cpu_limit: Some(2.0), ..base() }, Reason::Budget),

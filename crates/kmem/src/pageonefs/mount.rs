@@ -10,8 +10,9 @@ use rustix::io::Errno;
 use rustix::ioctl::{self, Getter, Setter, Updater};
 
 use super::{
-    Ask, DIGEST, DIGEST_FRAMES, Entry, File, HARVEST, INFO, LIST, MAKE_PLAIN, MERGE, NOTIFY, PUNCH, RawDigest,
-    RawHarvest, RawInfo, RawList, RawMerge, RawNotify, RawPlain, RawPunch, STATS, Stats, VERSION,
+    Ask, Bits, DIGEST, DIGEST_FRAMES, Entry, File, HARVEST, HARVEST_ALL, Harvest, INFO, LIST, MAKE_PLAIN, MERGE,
+    NOTIFY, PUNCH, RawDigest, RawHarvest, RawInfo, RawList, RawMerge, RawNotify, RawPlain, RawPunch, STATS, Stats,
+    VERSION,
 };
 
 /// Why a mount cannot be used.
@@ -111,23 +112,26 @@ impl Mount {
     }
 
     /// Takes and clears the dirty bits of the pages from `start` on, 64 for each word of `bits`.
-    /// Returns how many there were. A page without one holds what it held at the harvest before.
+    /// A page without one holds what it held at the harvest before.
     ///
     /// # Errors
     ///
     /// `SRCH`: no such file. `INVAL`: `start` is no multiple of 64. After any other error bits
     /// may be lost: all pages count as dirty.
-    pub fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
+    pub fn harvest(&self, id: u64, start: u64, of: Bits, bits: &mut [u64]) -> Result<Harvest, Errno> {
         let mut harvest = RawHarvest {
             id,
             start,
             pages: bits.len() as u64 * 64,
             bits: bits.as_mut_ptr().expose_provenance() as u64,
             dirty: 0,
+            next: 0,
+            flags: if of == Bits::All { HARVEST_ALL } else { 0 },
+            reserved: 0,
         };
         // SAFETY: `bits` is the address of `pages / 64` words that outlive the call.
         unsafe { ioctl::ioctl(&self.root, Updater::<HARVEST, _>::new(&mut harvest)) }?;
-        Ok(harvest.dirty)
+        Ok(Harvest { dirty: harvest.dirty, next: harvest.next })
     }
 
     /// Says for each page from `ask.start` on what it is, as [`Page::from_word`] reads it. Returns

@@ -92,8 +92,10 @@ fn pages_of_equal_content_share_a_frame_until_one_is_written() {
     assert_eq!((listed.size, listed.private_pages, listed.plain()), (64 * 4096, 64, None));
 
     let mut bits = [0];
-    assert_eq!(mount.harvest(listed.id, 0, &mut bits), Ok(64));
-    assert_eq!((mount.harvest(listed.id, 0, &mut bits), bits), (Ok(0), [0]));
+    let found = |dirty| Ok(Harvest { dirty, next: 64 });
+    assert_eq!(mount.harvest(listed.id, 0, Bits::Written, &mut bits), found(64));
+    assert_eq!((mount.harvest(listed.id, 0, Bits::Written, &mut bits), bits), (found(0), [0]));
+    assert_eq!((mount.harvest(listed.id, 0, Bits::All, &mut bits), bits), (found(64), [!0]));
     let ask = Ask { id: listed.id, seed: 3, ..Ask::default() };
     let mut words = [0; 64];
     assert_eq!(mount.digest(&Ask { only: Some(&[0b11]), ..ask }, &mut words), Ok(2));
@@ -121,7 +123,7 @@ fn pages_of_equal_content_share_a_frame_until_one_is_written() {
     let again = mount.merge(listed.id, &mut [Entry::new(5, None)]);
     assert_eq!(again, Ok(0));
     file.write_all_at(&[8], 5 * 4096 + 9).expect("a write");
-    assert_eq!((mount.harvest(listed.id, 0, &mut bits), bits), (Ok(1), [1 << 5]));
+    assert_eq!((mount.harvest(listed.id, 0, Bits::Written, &mut bits), bits), (found(1), [1 << 5]));
     let mut page = [0; 4096];
     file.read_exact_at(&mut page, 5 * 4096).expect("the page");
     assert!(page[9] == 8 && page[8] == 7 && page[10] == 7);
@@ -133,7 +135,7 @@ fn pages_of_equal_content_share_a_frame_until_one_is_written() {
     let plain = files.iter().find(|file| file.id == listed.id).expect("it is listed");
     assert_eq!((plain.merged_pages, plain.plain()), (0, Some(Plain::Asked)));
     assert!(mount.stats().expect("the counts").merges >= 64);
-    assert_eq!(mount.harvest(u64::MAX, 0, &mut bits), Err(Errno::SRCH));
+    assert_eq!(mount.harvest(u64::MAX, 0, Bits::Written, &mut bits), Err(Errno::SRCH));
 }
 
 #[test]

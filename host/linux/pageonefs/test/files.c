@@ -381,7 +381,60 @@ static void notifying(void)
 	close(other);
 }
 
+/* All pages of a file with bits, as the daemon asks for them. Returns how many calls that took. */
+static int walk(struct file f, uint32_t flags, uint64_t *found, int *count)
+{
+	static uint64_t bits[512];
+	struct pageonefs_harvest h = { .id = f.id, .pages = 64 * 512, .bits = (uintptr_t)bits, .flags = flags };
+	int calls = 0;
+
+	*count = 0;
+	do {
+		CHECK(!ioctl(control_open(MOUNT), PAGEONEFS_HARVEST, &h));
+		for (int i = 0; i < 64 * 512; i++)
+			if (bits[i / 64] >> i % 64 & 1)
+				found[(*count)++ % 8] = h.start + i;
+		CHECK(h.next % 64 == 0 || h.next == ~0ul);
+		h.start = h.next;
+	} while (++calls < 100 && h.next != ~0ul);
+	return calls;
+}
+
+/* What a harvest costs follows what was written, and not what a file's length is. */
+static void far(void)
+{
+	const uint64_t pages[] = { 0, 40000, 1ul << 31, (1ul << 32) + 5, (1ul << 40) - 1 };
+	struct pageonefs_harvest h = { .pages = 64, .flags = PAGEONEFS_HARVEST_ALL << 1 };
+	struct file f = file_make(0);
+	uint64_t found[8], frame = 0;
+	int count;
+
+	CHECK(!path_write("/proc/sys/vm/overcommit_memory", "1"));
+	CHECK(!ftruncate(f.fd, 1l << 52) && describe(f.id).size == 1l << 52 && describe(f.id).uid == 0);
+	CHECK(walk(f, PAGEONEFS_HARVEST_ALL, found, &count) == 1 && count == 0);
+	for (int i = 0; i < 5; i++)
+		CHECK(pwrite(f.fd, "x", 1, pages[i] * PAGE + 9) == 1);
+	CHECK(walk(f, 0, found, &count) == 5 && count == 5 && !memcmp(found, pages, sizeof(pages)));
+	/* What anybody holds keeps its bit: a batch of the processor may. */
+	CHECK(walk(f, 0, found, &count) <= 5 && count <= 5);
+	/* All that is there, merged or not. */
+	CHECK(!merge_patiently(control_open(MOUNT), f, 40000, &frame));
+	CHECK(walk(f, PAGEONEFS_HARVEST_ALL, found, &count) == 5 && count == 5 && !memcmp(found, pages, sizeof(pages)));
+	CHECK(!ftruncate(f.fd, 40000 * PAGE));
+	/* All that may have been there has a bit. */
+	CHECK(walk(f, 0, found, &count) <= 5 && count > 4);
+	CHECK(walk(f, PAGEONEFS_HARVEST_ALL, found, &count) <= 5 && count == 1 && found[0] == 0);
+	h.id = f.id;
+	CHECK(ioctl(control_open(MOUNT), PAGEONEFS_HARVEST, &h) && errno == EINVAL);
+	h.flags = 0;
+	h.reserved = 1;
+	CHECK(ioctl(control_open(MOUNT), PAGEONEFS_HARVEST, &h) && errno == EINVAL);
+	CHECK(!path_write("/proc/sys/vm/overcommit_memory", "0"));
+	close(f.fd);
+}
+
 const struct test file_tests[] = {
 	{ "names", names }, { "rights", rights }, { "limits", limits }, { "lengths", lengths },
-	{ "lengths_merged", lengths_merged }, { "private_mappings", private_mappings }, { "notifying", notifying }, { 0 },
+	{ "lengths_merged", lengths_merged }, { "private_mappings", private_mappings }, { "notifying", notifying },
+	{ "far", far }, { 0 },
 };

@@ -238,7 +238,8 @@ static void wild(const struct pageonefs_file *file)
 			.id = id, .entries = (uintptr_t)place, .count = rnd(me, 2) ? 100 : ANY });
 		break;
 	case 1: {
-		struct pageonefs_harvest h = { .id = id, .start = ANY, .pages = rnd(me, 2) ? 320 : ANY & 0xfffff, .bits = (uintptr_t)place };
+		struct pageonefs_harvest h = { .id = id, .start = ANY, .pages = rnd(me, 2) ? 320 : ANY & 0xfffff,
+					       .bits = (uintptr_t)place, .flags = rnd(me, 2) };
 
 		/* It takes bits: not of files that are watched. */
 		ret = id == file->id && id <= SHARED ? 0 : ioctl(control, PAGEONEFS_HARVEST, &h);

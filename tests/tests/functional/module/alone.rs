@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use e2e::{Client, Daemon, eventually, pattern, program, skipped};
@@ -94,6 +95,103 @@ fn files_are_merged_also_where_there_can_be_no_agents() {
     let domains = daemon.status()["domains"].as_array().unwrap().len();
     assert!(domains > 0, "status has the mount");
     says_what_is_possible(&daemon);
+}
+
+/// A file as long as any user can make one, with a page in each of so many places.
+fn claim(mount: &Path, name: &str, len: u64, places: impl Iterator<Item = u64>) -> File {
+    let path = mount.join(name);
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file.set_len(len).unwrap();
+    places.for_each(|at| file.write_all_at(b"x", at).unwrap());
+    file
+}
+
+fn resident_kib(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Sets it when it goes, also where the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
+
+#[test]
+fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
+    let Some(mount) = kmem::pageonefs::mounts().unwrap().into_iter().next() else {
+        return skipped("pageonefs is not mounted: `make test-pageonefs` boots guests with it");
+    };
+    // Elsewise no such file can be made.
+    let before = std::fs::read_to_string(OVERCOMMIT).unwrap();
+    std::fs::write(OVERCOMMIT, "1").unwrap();
+    let mut daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let pair = || {
+        let files = ["one", "two"].map(|name| Held::new(&mount.path, name));
+        wait_merged(&mount.path);
+        files
+    };
+    drop(pair());
+    let resident = resident_kib(daemon.pid());
+    let scattered = (0..200).map(|at| at << 31);
+    let claims = [
+        claim(&mount.path, "16 TiB", 1 << 44, scattered),
+        claim(&mount.path, "2^32 pages and one", ((1 << 32) + 1) << 12, [0, 1 << 44].into_iter()),
+        claim(&mount.path, "2^52 bytes", 1 << 52, [1 << 40, (1 << 52) - 1].into_iter()),
+    ];
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let toggled = claim(&mount.path, "any length", 0, std::iter::empty());
+            for len in (0..48).cycle().map(|shift| 1 << shift).take_while(|_| !done.load(Relaxed)) {
+                toggled.set_len(len).unwrap();
+            }
+        });
+        let over = Over(&done);
+        let files = pair();
+        drop(over);
+        assert_eq!(files.iter().map(Held::wrong).sum::<usize>(), 0);
+        let grown = resident_kib(daemon.pid()).saturating_sub(resident);
+        println!("the daemon has {grown} KiB more than {resident}");
+        assert!(grown < 1024, "{grown} KiB");
+    });
+    let inode = claims[0].metadata().unwrap().ino();
+    let why = eventually("what is left out is told", Duration::from_secs(30), || {
+        told(&daemon, inode)?["limited"].as_str().map(String::from)
+    });
+    assert!(why.contains("scattered"), "{why}");
+    // A new one finds it so.
+    daemon.signal(libc::SIGTERM);
+    eventually("the daemon ends", Duration::from_secs(3), || daemon.has_ended().then_some(()));
+    daemon.restart();
+    drop(pair());
+    daemon.signal(libc::SIGTERM);
+    eventually("the daemon ends", Duration::from_secs(3), || daemon.has_ended().then_some(()));
+    drop(claims);
+    std::fs::write(OVERCOMMIT, before.trim()).unwrap();
+}
+
+#[test]
+fn many_small_files_are_merged() {
+    const FILES: u64 = 12_000;
+    let Some(mount) = kmem::pageonefs::mounts().unwrap().into_iter().next() else {
+        return skipped("pageonefs is not mounted: `make test-pageonefs` boots guests with it");
+    };
+    let _daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let directory = mount.path.join("many");
+    std::fs::create_dir(&directory).unwrap();
+    (0..FILES).for_each(|at| std::fs::write(directory.join(at.to_string()), page(at % 500)).unwrap());
+    let begin = std::time::Instant::now();
+    eventually("they are merged", Duration::from_secs(30), || (merged(&mount.path) == FILES).then_some(()));
+    println!("{FILES} files were merged in {:.1} s", begin.elapsed().as_secs_f64());
+    std::fs::remove_dir_all(directory).unwrap();
 }
 
 /// What status says of a file of ours.

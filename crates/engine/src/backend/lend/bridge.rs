@@ -10,7 +10,7 @@ use wire::PageNo;
 use super::loans::{Loans, Segment};
 use crate::backend::module::contents::{Contents, Neighbour};
 use crate::backend::module::settle::make_frames_of;
-use crate::core::content::index::{ClientId, Place};
+use crate::core::content::index::{ClientId, Place, Sighting};
 use crate::core::ledger::Entry;
 use crate::store::domain::{Domain, InFiles};
 use crate::world::shared::Shared;
@@ -57,6 +57,13 @@ impl Neighbour for Bridge {
             {
                 region.ages.restart(there.page);
             }
+        }
+    }
+
+    /// A slot.
+    fn look_again(&self, there: Sighting) {
+        if let Some(segment) = self.segments.read().get(&there.client) {
+            segment.state().region.restart(there.page);
         }
     }
 

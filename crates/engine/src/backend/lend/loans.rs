@@ -12,14 +12,12 @@ use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use wire::PageNo;
 
-use crate::backend::module::USER;
 use crate::backend::module::contents::Contents;
 use crate::backend::module::file::{File, Kind};
 use crate::backend::module::look::{Lookup, candidates};
 use crate::backend::module::settle::{become_frames, settle};
 use crate::core::content::index::{ClientId, Place, Sighting};
-use crate::core::merge::pass::{self, Steps};
-use crate::world::shared::Shared;
+use crate::core::merge::pass::Steps;
 
 /// Rounds in which pages are asked to join a frame, at most: some are held all the time.
 const ROUNDS: u8 = 8;
@@ -115,17 +113,18 @@ impl Kind for Slots {
     }
 }
 
-struct Lend<'a> {
+/// Looks at every slot that changed once.
+/// `Err`: the segment is gone, or the kernel has no memory.
+pub(super) struct Lend<'a> {
     segment: &'a Segment,
     loans: &'a Loans,
     lookup: Lookup,
 }
 
-/// Looks at every slot that changed once.
-/// `Err`: the segment is gone, or the kernel has no memory.
-pub(super) fn lend(shared: &Shared, segment: &Segment) -> Result<(), Errno> {
-    let mut lend = Lend { segment, loans: &segment.kind.0, lookup: Lookup::default() };
-    pass::run(&mut lend, &shared.pace(USER), PageNo(0))
+impl<'a> Lend<'a> {
+    pub(super) fn new(segment: &'a Segment) -> Self {
+        Self { segment, loans: &segment.kind.0, lookup: Lookup::default() }
+    }
 }
 
 impl Steps for Lend<'_> {

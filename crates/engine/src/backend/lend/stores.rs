@@ -9,7 +9,7 @@
 use std::sync::{Arc, Weak};
 
 use kmem::PAGE_SIZE;
-use kmem::pageonefs::{Ask, Entry, File as Listed, Store};
+use kmem::pageonefs::{Ask, Bits, Entry, File as Listed, Harvest, Store};
 use rustix::io::Errno;
 use wire::{Run, SEGMENT_PAGES};
 
@@ -20,15 +20,15 @@ use crate::backend::module::kernel::Kernel;
 use crate::backend::module::mounts::Files;
 use crate::core::content::frame::Frame;
 use crate::core::content::index::{ClientId, MAX_CLIENTS};
-use crate::core::ledger::LedgerError;
+use crate::core::ledger::PAGES;
 use crate::store::domain::Domain;
 use crate::store::{Lending, Segment};
 use crate::world::shared::Shared;
 
 /// The calls on the kernel's store.
 impl Kernel for Store {
-    fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
-        self.mount().harvest(id, start, bits)
+    fn harvest(&self, id: u64, start: u64, of: Bits, bits: &mut [u64]) -> Result<Harvest, Errno> {
+        self.mount().harvest(id, start, of, bits)
     }
 
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno> {
@@ -69,9 +69,14 @@ impl StoreKernel {
 }
 
 impl Kernel for StoreKernel {
-    fn harvest(&self, _: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
+    fn harvest(&self, _: u64, start: u64, of: Bits, bits: &mut [u64]) -> Result<Harvest, Errno> {
         let (_domain, segment) = self.segment()?;
-        segment.lending.as_ref().map(|lending| lending.take_changed(start, bits)).ok_or(Errno::SRCH)
+        if of == Bits::All {
+            segment.changes_all();
+        }
+        let dirty = segment.lending.as_ref().map(|lending| lending.take_changed(start, bits)).ok_or(Errno::SRCH)?;
+        // A segment has fewer pages than a call is for.
+        Ok(Harvest { dirty, next: u64::MAX })
     }
 
     /// Slots that are no frames are not looked at.
@@ -191,13 +196,7 @@ impl Bridge {
                 tracing::warn!("more than {MAX_CLIENTS} files: a store is not lent to the others");
                 break;
             };
-            match self.slots(&found, number) {
-                Ok(slots) => drop(segments.insert(number, Arc::new(slots))),
-                Err(why) => {
-                    files.give_number_back(number);
-                    tracing::warn!("a segment is not lent to files: {why}");
-                }
-            }
+            segments.insert(number, Arc::new(self.slots(&found, number)));
         }
         drop(segments);
         for slots in gone {
@@ -207,27 +206,22 @@ impl Bridge {
         }
     }
 
-    fn slots(&self, found: &Found, number: ClientId) -> Result<Slots, LedgerError> {
+    fn slots(&self, found: &Found, number: ClientId) -> Slots {
         let Found { domain, first, segment, kernel, file } = found;
         let mut listed = Listed::default();
         (listed.id, listed.inode, listed.size) = (*file, segment.id, u64::from(SEGMENT_PAGES) * PAGE_SIZE as u64);
-        let slots = self.open(&listed, number, Arc::new(StoreKernel::new(domain, *first, segment, kernel.clone())))?;
+        let slots = self.open(&listed, number, Arc::new(StoreKernel::new(domain, *first, segment, kernel.clone())));
         // What changed before was told to another file, or to none.
         segment.changes_all();
-        Ok(slots)
+        slots
     }
 
     /// A file whose pages are slots.
-    pub(super) fn open(
-        &self,
-        listed: &Listed,
-        number: ClientId,
-        kernel: Arc<dyn Kernel>,
-    ) -> Result<Slots, LedgerError> {
-        let slots = File::new(listed, number, self.contents.clone(), kernel, OfStore(self.loans.clone()))?;
+    pub(super) fn open(&self, listed: &Listed, number: ClientId, kernel: Arc<dyn Kernel>) -> Slots {
+        let slots = File::new(listed, number, self.contents.clone(), kernel, OfStore(self.loans.clone()));
         // The slots that are frames have bits from the beginning.
-        slots.state().region.first_scan = false;
+        slots.state().asked = PAGES;
         self.loans.open(number);
-        Ok(slots)
+        slots
     }
 }

@@ -3,19 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kmem::pageonefs::{Ask, Entry as Pairing};
+use kmem::pageonefs::{Ask, Bits, Entry as Pairing};
 use proptest::prelude::*;
 use wire::PageNo;
 
 use super::bridge::Bridge;
 use super::join::join;
-use super::loans::{Segment, lend};
+use super::loans::{Lend, Segment};
 use super::stores::StoreKernel;
+use crate::backend::module::USER;
 use crate::backend::module::kernel::Kernel;
-use crate::backend::module::merge;
-use crate::backend::module::tests::{Rounds, World, listed, number, step};
+use crate::backend::module::tests::{Rounds, World, listed, number, scan, step};
 use crate::config::Config;
 use crate::core::ledger::Entry;
+use crate::core::merge::pass;
 use crate::store::Cursor;
 use crate::store::domain::{Domain, DomainKey, InFiles};
 
@@ -46,8 +47,8 @@ impl Rounds for Both {
     }
 
     fn round(&self) {
-        let slots: Vec<_> = self.segments().into_iter().filter(|segment| segment.scan().unwrap() > 0).collect();
-        slots.iter().for_each(|segment| lend(&self.shared, segment).unwrap());
+        let slots: Vec<_> = self.segments().into_iter().filter(|segment| scan(segment) > 0).collect();
+        slots.iter().for_each(|segment| self.lend(segment));
         self.world.round();
         join(&self.shared, &self.bridge, &self.files);
     }
@@ -72,9 +73,13 @@ impl Both {
         for id in model.stores.clone() {
             let pages = model.files.get_mut(&id).unwrap();
             pages.iter_mut().for_each(|page| page.dirty = true);
-            let segment = self.bridge.open(&listed(id, pages.len()), number(id), self.fake.clone()).unwrap();
+            let segment = self.bridge.open(&listed(id, pages.len()), number(id), self.fake.clone());
             self.bridge.segments.write().insert(segment.number, Arc::new(segment));
         }
+    }
+
+    fn lend(&self, segment: &Segment) {
+        pass::run(&mut Lend::new(segment), &self.shared.pace(USER), PageNo(0)).unwrap();
     }
 
     fn segments(&self) -> Vec<Arc<Segment>> {
@@ -247,10 +252,10 @@ fn only_frames_of_a_segment_are_looked_at_and_lent() {
     let [(first, segment)] = &lendable[..] else { panic!("one segment") };
     let kernel = StoreKernel::new(&domain, *first, segment, world.fake.clone());
     let mut bits = [0; wire::SEGMENT_PAGES as usize / 64];
-    assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(2));
+    assert_eq!(kernel.harvest(1, 0, Bits::Written, &mut bits).map(|found| found.dirty), Ok(2));
     assert!(bits[slot / 64] >> (slot % 64) & 1 == 1);
     domain.release(frames[1]);
-    assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(1));
+    assert_eq!(kernel.harvest(1, 0, Bits::Written, &mut bits).map(|found| found.dirty), Ok(1));
     assert!(bits[dying / 64] >> (dying % 64) & 1 == 1);
     let start = slot / 64 * 64;
     let mut words = [0; 64];
@@ -262,12 +267,12 @@ fn only_frames_of_a_segment_are_looked_at_and_lent() {
     assert_eq!((entries[0].result(), entries[1].result()), (Ok(()), Err(rustix::io::Errno::AGAIN)));
     assert_eq!(domain.store.users(frames[0]), 1, "the lending has no reference");
     segment.changes_all();
-    assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(1));
+    assert_eq!(kernel.harvest(1, 0, Bits::Written, &mut bits).map(|found| found.dirty), Ok(1));
     drop(lendable);
     domain.release(frames[0]);
     domain.store.tidy(std::time::Instant::now() + std::time::Duration::from_secs(3600));
     assert!(domain.store.lendable().is_empty(), "the kernel of a segment does not keep it");
-    assert_eq!(kernel.harvest(1, 0, &mut bits), Err(rustix::io::Errno::SRCH));
+    assert_eq!(kernel.harvest(1, 0, Bits::Written, &mut bits), Err(rustix::io::Errno::SRCH));
 }
 
 #[test]
@@ -276,14 +281,14 @@ fn several_threads_lend_and_merge() {
     let world = Both::with_store(&[image(0), image(0), image(700), image(300)], 10_000);
     for round in 0..12 {
         let segments = world.segments();
-        segments.iter().for_each(|segment| assert!(segment.scan().is_ok()));
-        world.files.values().for_each(|file| assert!(file.scan().is_ok()));
+        segments.iter().for_each(|segment| _ = scan(segment));
+        world.files.values().for_each(|file| _ = scan(file));
         std::thread::scope(|scope| {
             for segment in &segments {
-                scope.spawn(|| lend(&world.shared, segment).unwrap());
+                scope.spawn(|| world.lend(segment));
             }
             for file in world.files.values() {
-                scope.spawn(|| merge::run(&world.shared, file, &world.files).unwrap());
+                scope.spawn(|| world.merge(file).unwrap());
             }
         });
         join(&world.shared, &world.bridge, &world.files);

@@ -25,6 +25,9 @@ pub(crate) trait Neighbour: Send + Sync {
     /// Contents with these digests are new in files.
     fn sighted(&self, shared: &Shared, digests: &[u64]);
 
+    /// This page, which is no file's, is to be looked at again.
+    fn look_again(&self, there: Sighting);
+
     /// These contents, by their handles, have these frames, which were made of files' pages.
     fn framed(&self, frames: &[(u32, u64)]);
 

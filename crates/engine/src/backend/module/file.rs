@@ -11,7 +11,7 @@ use super::contents::Contents;
 use super::kernel::Kernel;
 use super::owner::Owner;
 use crate::core::content::index::{ClientId, Content, Place, Sighting};
-use crate::core::ledger::{Entry, LedgerError, Region};
+use crate::core::ledger::{Entry, PAGES, Sparse};
 use crate::core::recycle::state::Recycling;
 
 /// Sums over a file's life.
@@ -40,15 +40,56 @@ impl std::ops::AddAssign for Totals {
 /// What changes of a file.
 pub(crate) struct State {
     /// What is known of its pages: which contents they have. Which frame that is, the kernel knows.
-    pub(crate) region: Region<Content>,
+    pub(crate) region: Sparse<Content>,
     pub(crate) totals: Totals,
-    /// For each word of dirty bits whether the last harvest of it found all of them.
-    pub(super) all_written: Vec<bool>,
+    /// As of the last look: bytes, merged pages, and all pages that are there.
+    pub(crate) size: u64,
+    pub(crate) merged: u64,
+    pub(super) there: u64,
+    /// From this page on the kernel is asked for all that is there, and not only for what was
+    /// written: nobody, or another daemon, has asked before.
+    pub(crate) asked: u32,
+    /// Candidates that the pacer has been told of.
+    pub(super) told: u64,
+    /// Scans in a row that ended before the file did.
+    pub(super) cut: u32,
     pub(crate) plain: Option<Plain>,
     pub(crate) owner: Option<Arc<Owner>>,
     /// Of the guest whose first file this is, if it marks its free pages.
     pub(crate) recycling: Option<Arc<Mutex<Recycling>>>,
 }
+
+impl State {
+    /// The kernel lists it so now. A file's ledger is bounded by what is there.
+    pub(super) fn listed(&mut self, listed: &Listed) {
+        (self.size, self.merged) = (listed.size, listed.merged_pages);
+        self.there = listed.private_pages + listed.merged_pages;
+        self.region.most = self.windows() * PARTS;
+    }
+
+    /// Windows of 128 MiB in which a scan may find something. A guest has thousands of pages in
+    /// each; who has one page in each pays less for them than it costs to look there.
+    pub(super) fn windows(&self) -> usize {
+        16 + (self.there / 128) as usize
+    }
+
+    /// Why a part of the file is not merged.
+    pub(crate) fn unmanaged(&self) -> Option<String> {
+        let limit = u64::from(PAGES) * kmem::PAGE_SIZE as u64;
+        if self.cut >= CUT {
+            Some("only its beginning is merged: its pages lie scattered over too much of it".into())
+        } else if self.size > limit && self.plain.is_none() {
+            Some(format!("only its first {} GiB are merged", limit >> 30))
+        } else {
+            None
+        }
+    }
+}
+
+/// Parts of a ledger in a window of scans.
+const PARTS: usize = 16;
+/// Scans that were cut in a row, from which on it is told: a file that is filled soon is not.
+pub(super) const CUT: u32 = 4;
 
 /// Pages that are digested and merged together: those of one call's result, 4 KiB.
 pub(crate) const CHUNK: usize = 512;
@@ -85,8 +126,7 @@ pub(crate) struct File<K = Mounted> {
     /// Its number in the index, below 2^16.
     pub(crate) number: ClientId,
     pub(crate) inode: u64,
-    /// In bytes; another length makes another file of it.
-    pub(super) size: u64,
+    pub(super) uid: u32,
     pub(crate) contents: Arc<Contents>,
     pub(crate) kernel: Arc<dyn Kernel>,
     pub(crate) kind: K,
@@ -100,18 +140,24 @@ impl<K: Kind> File<K> {
         contents: Arc<Contents>,
         kernel: Arc<dyn Kernel>,
         kind: K,
-    ) -> Result<Self, LedgerError> {
-        let pages = u32::try_from(listed.size.div_ceil(kmem::PAGE_SIZE as u64)).unwrap_or(u32::MAX);
+    ) -> Self {
         let state = State {
-            region: Region::new(0, pages)?,
+            region: Sparse::new(),
             totals: Totals::default(),
-            all_written: vec![false; pages.div_ceil(64) as usize],
+            size: 0,
+            merged: 0,
+            there: 0,
+            asked: 0,
+            told: 0,
+            cut: 0,
             plain: listed.plain(),
             owner: None,
             recycling: None,
         };
         let state = Mutex::new(state);
-        Ok(Self { id: listed.id, number, inode: listed.inode, size: listed.size, contents, kernel, kind, state })
+        let file = Self { id: listed.id, number, inode: listed.inode, uid: listed.uid, contents, kernel, kind, state };
+        file.state().listed(listed);
+        file
     }
 
     pub(crate) fn state(&self) -> parking_lot::MutexGuard<'_, State> {
@@ -156,9 +202,7 @@ impl<K: Kind> File<K> {
     }
 
     pub(crate) fn reap(&self) {
-        let mut state = self.state();
-        let all = state.region.all();
-        self.forget(&mut state, all);
+        self.forget(&mut self.state(), Sparse::<Content>::all());
     }
 
     /// Digests pages within [`CHUNK`] of the first one's word of bits; a word for each.

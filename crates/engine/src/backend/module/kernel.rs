@@ -3,13 +3,13 @@
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
-use kmem::pageonefs::{Ask, Entry, File as Listed, MountInfo, OpenError, Stats};
+use kmem::pageonefs::{Ask, Bits, Entry, File as Listed, Harvest, MountInfo, OpenError, Stats};
 use rustix::io::Errno;
 use wire::Run;
 
 /// Calls on the files of a mount, as [`kmem::pageonefs::Mount`] has them. The tests have a model.
 pub(crate) trait Kernel: Send + Sync {
-    fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno>;
+    fn harvest(&self, id: u64, start: u64, of: Bits, bits: &mut [u64]) -> Result<Harvest, Errno>;
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno>;
     fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno>;
     /// Calls `punched` with what became holes, after each run. Pages that are pinned stay.
@@ -59,8 +59,8 @@ impl MountPoint {
 }
 
 impl Kernel for MountPoint {
-    fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
-        self.open()?.harvest(id, start, bits)
+    fn harvest(&self, id: u64, start: u64, of: Bits, bits: &mut [u64]) -> Result<Harvest, Errno> {
+        self.open()?.harvest(id, start, of, bits)
     }
 
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno> {

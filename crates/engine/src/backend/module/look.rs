@@ -7,6 +7,7 @@ use wire::PageNo;
 use super::adopt::Known;
 use super::file::{CHUNK, Digests, File, Kind, window};
 use super::settle::Wanted;
+use crate::core::content::index::Sighting;
 use crate::core::ledger::Entry;
 use crate::core::merge::lookup as merge;
 use crate::core::merge::predict::Prediction;
@@ -16,6 +17,7 @@ use crate::core::merge::predict::Prediction;
 pub(crate) struct Lookup {
     pub(super) prediction: Prediction<u32>,
     known: merge::Lookup,
+    frames: Known,
 }
 
 /// What was found of a chunk.
@@ -25,6 +27,8 @@ pub(crate) struct Found {
     pub(crate) wanted: Vec<Wanted>,
     /// Digests that were new: these pages stand for them.
     pub(super) new: Vec<u64>,
+    /// Pages that stood for a content whose frame was found: they are to be looked at again.
+    pub(super) again: Vec<Sighting>,
 }
 
 /// The next candidates of a file, of pages that one call can digest.
@@ -47,21 +51,21 @@ impl Lookup {
         {
             let mut state = file.state();
             for (&page, &word) in pages.iter().zip(&words) {
-                state.region.ages.looked_at(page);
+                state.region.looked_at(page);
                 match Page::from_word(word) {
                     Page::Digest(digest) => known.push((page, digest)),
-                    Page::Away => state.region.ages.defer(page),
+                    Page::Away => state.region.defer(page),
                     Page::Frame(frame) => used.push((page, frame)),
                     Page::None => {}
                 }
             }
         }
-        // Written just when it was merged, and yet the same.
-        file.adopt_pages(&used, &mut Known::new())?;
+        // Merged before this daemon began; or written just when it was merged, and yet the same.
+        let again = file.adopt(&used, &mut self.frames)?;
         let index = &file.contents.index;
         let digests: Vec<u64> = known.iter().map(|&(_, digest)| digest).collect();
         self.known.begin(index, &digests);
-        let mut found = Found::default();
+        let mut found = Found { again, ..Found::default() };
         // Locked until the ledger has what the index has: other files' threads look at both.
         let mut state = file.state();
         for (at, &(page, digest)) in known.iter().enumerate() {
@@ -78,7 +82,7 @@ impl Lookup {
                     found.wanted.push(Wanted { page, handle, place });
                 }
                 // The other page's file sights it anew when it changes; so does this one.
-                merge::Found::Leaving => state.region.ages.restart(page),
+                merge::Found::Leaving => state.region.restart(page),
             }
         }
         Ok(found)

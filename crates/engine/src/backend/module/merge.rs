@@ -18,12 +18,11 @@ use kmem::pageonefs::Entry as Pairing;
 use rustix::io::Errno;
 use wire::PageNo;
 
-use super::USER;
 use super::file::File;
 use super::look::{Lookup, candidates};
 use super::settle::{Wanted, make_frames_of, settle};
 use crate::core::content::index::{ClientId, Place, Sighting};
-use crate::core::merge::pass::{self, Steps};
+use crate::core::merge::pass::Steps;
 use crate::core::merge::predict::Prediction;
 use crate::world::shared::Shared;
 
@@ -33,6 +32,8 @@ const TRIES: usize = 8;
 /// The files of one round, by their numbers.
 pub(crate) type ByNumber = BTreeMap<ClientId, Arc<File>>;
 
+/// Looks at every candidate of a file once.
+/// `Err`: the file is gone, or its mount; or the kernel has no memory.
 pub(crate) struct Merge<'a> {
     shared: &'a Shared,
     file: &'a File,
@@ -44,13 +45,6 @@ pub(crate) struct Merge<'a> {
 pub(crate) enum Next {
     Predicted(Vec<Wanted>),
     Candidates(Vec<PageNo>),
-}
-
-/// Looks at every candidate of a file once.
-/// `Err`: the file is gone, or its mount; or the kernel has no memory.
-pub(crate) fn run(shared: &Shared, file: &File, all: &ByNumber) -> Result<(), Errno> {
-    let mut merge = Merge { shared, file, all, lookup: Lookup::default() };
-    pass::run(&mut merge, &shared.pace(USER), PageNo(0))
 }
 
 impl Steps for Merge<'_> {
@@ -80,7 +74,15 @@ impl Steps for Merge<'_> {
             }
             Next::Candidates(pages) => {
                 let found = self.lookup.look_up(self.file, &pages)?;
-                if let Some(neighbour) = self.file.contents.neighbour() {
+                let neighbour = self.file.contents.neighbour();
+                for there in found.again {
+                    match (self.all.get(&there.client), &neighbour) {
+                        (Some(file), _) => file.state().region.restart(there.page),
+                        (None, Some(neighbour)) => neighbour.look_again(there),
+                        (None, None) => {}
+                    }
+                }
+                if let Some(neighbour) = neighbour {
                     neighbour.sighted(self.shared, &found.new);
                 }
                 self.merge_all(&found.wanted)?;
@@ -90,7 +92,11 @@ impl Steps for Merge<'_> {
     }
 }
 
-impl Merge<'_> {
+impl<'a> Merge<'a> {
+    pub(crate) fn new(shared: &'a Shared, file: &'a File, all: &'a ByNumber) -> Self {
+        Self { shared, file, all, lookup: Lookup::default() }
+    }
+
     /// The pages from `from` on that are predicted, and with which contents.
     fn predict(&mut self, from: PageNo) -> Vec<Wanted> {
         let mut wanted = Vec::new();
@@ -101,7 +107,7 @@ impl Merge<'_> {
         self.lookup.prediction.each(from, |page, handle| {
             let place = file.contents.index.get(handle).map(|(_, place)| place);
             let place = place.filter(|&place| place != Place::Sighted(file.sighting(page)));
-            let place = place.filter(|_| page.0 < state.region.pages && state.region.predict(page));
+            let place = place.filter(|_| state.region.predict(page));
             wanted.extend(place.map(|place| Wanted { page, handle, place }));
             place.is_some()
         });

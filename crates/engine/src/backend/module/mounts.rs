@@ -1,6 +1,6 @@
 //! The mounts that are managed, and their files; when to look at them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,13 +34,61 @@ pub(crate) struct Mount {
     pub(crate) stats: Stats,
     /// By the kernel's ids.
     pub(crate) files: BTreeMap<u64, Arc<File>>,
+    /// Their ids by their inode numbers.
+    pub(super) inodes: BTreeMap<u64, u64>,
+    /// How many files of a user are not merged, as it has too many.
+    pub(super) left_out: BTreeMap<u32, u64>,
+}
+
+impl Mount {
+    pub(super) fn new(point: MountPoint, contents: Arc<Contents>) -> Self {
+        let (files, inodes, left_out) = Default::default();
+        Self { point: Arc::new(point), contents, stats: Stats::default(), files, inodes, left_out }
+    }
+}
+
+/// Numbers of files, and of segments that are lent to them. A user may have as many as there are
+/// left: so whoever comes later finds some.
+#[derive(Default)]
+pub(super) struct Numbers {
+    /// Those below were given out once.
+    next: u32,
+    free: Vec<ClientId>,
+    of_users: BTreeMap<u32, u32>,
+}
+
+impl Numbers {
+    /// `uid`: of the file's user. `None`: the daemon's own.
+    pub(super) fn take(&mut self, uid: Option<u32>) -> Option<ClientId> {
+        let left = MAX_CLIENTS - self.next + self.free.len() as u32;
+        let has = uid.and_then(|uid| self.of_users.get(&uid)).copied().unwrap_or_default();
+        if has >= left {
+            return None;
+        }
+        *uid.map_or(&mut 0, |uid| self.of_users.entry(uid).or_default()) += 1;
+        self.free.pop().or_else(|| {
+            self.next += 1;
+            Some(ClientId(self.next - 1))
+        })
+    }
+
+    pub(super) fn give_back(&mut self, number: ClientId, uid: Option<u32>) {
+        self.free.push(number);
+        if let Some(uid) = uid
+            && let Some(has) = self.of_users.get_mut(&uid)
+        {
+            *has -= 1;
+            if *has == 0 {
+                self.of_users.remove(&uid);
+            }
+        }
+    }
 }
 
 #[derive(Default)]
 pub(super) struct State {
     pub(super) mounts: BTreeMap<u64, Mount>,
-    /// Numbers of files, and of segments that are lent to them.
-    pub(super) numbers: BTreeSet<ClientId>,
+    pub(super) numbers: Numbers,
     /// Mounts that cannot be managed, and why: told once.
     pub(super) refused: BTreeMap<u64, String>,
     asked: bool,
@@ -52,12 +100,6 @@ pub(super) struct State {
     busy: bool,
     /// Sums over files that are gone.
     pub(super) gone: Totals,
-}
-
-pub(super) fn take_number(numbers: &mut BTreeSet<ClientId>) -> Option<ClientId> {
-    let number = (0..MAX_CLIENTS).map(ClientId).find(|number| !numbers.contains(number))?;
-    numbers.insert(number);
-    Some(number)
 }
 
 /// All mounts, and the thread that works on them.
@@ -84,6 +126,8 @@ pub(crate) struct OfMount {
     pub(crate) stats: Stats,
     pub(crate) contents: Arc<Contents>,
     pub(crate) files: Vec<Arc<File>>,
+    /// How many files are not merged, by their user.
+    pub(crate) left_out: BTreeMap<u32, u64>,
 }
 
 impl Files {
@@ -109,6 +153,11 @@ impl Files {
         self.wake.notify_one();
     }
 
+    /// Whether the next round is due.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.state.lock().asked
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         let state = self.state.lock();
         state.asked || state.busy
@@ -126,12 +175,12 @@ impl Files {
 
     /// A number for a segment that is lent to files. `None`: there are too many files.
     pub(crate) fn take_number(&self) -> Option<ClientId> {
-        take_number(&mut self.state.lock().numbers)
+        self.state.lock().numbers.take(None)
     }
 
     /// Nobody has this number any more.
     pub(crate) fn give_number_back(&self, number: ClientId) {
-        self.state.lock().numbers.remove(&number);
+        self.state.lock().numbers.give_back(number, None);
     }
 
     pub(crate) fn domains(&self) -> BTreeMap<String, Arc<Contents>> {
@@ -146,6 +195,7 @@ impl Files {
             stats: mount.stats,
             contents: mount.contents.clone(),
             files: mount.files.values().cloned().collect(),
+            left_out: mount.left_out.clone(),
         };
         self.state.lock().mounts.values().map(of).collect()
     }
@@ -157,14 +207,9 @@ impl Files {
 
     /// Frames of all domains, as of the last round.
     pub(super) fn frames(&self) -> u64 {
-        let mut of_domains: Vec<(*const Contents, u64)> = Vec::new();
-        for mount in self.state.lock().mounts.values() {
-            let domain = Arc::as_ptr(&mount.contents);
-            if of_domains.iter().all(|&(other, _)| other != domain) {
-                of_domains.push((domain, mount.stats.frames));
-            }
-        }
-        of_domains.iter().map(|&(_, frames)| frames).sum()
+        let state = self.state.lock();
+        let of_domains = state.mounts.values().map(|mount| (Arc::as_ptr(&mount.contents), mount.stats.frames));
+        of_domains.collect::<BTreeMap<_, _>>().into_values().sum()
     }
 
     /// Waits until a round is requested, or there is news to look for. `None`: the engine stops.
@@ -204,7 +249,8 @@ impl Managed for Files {
 
     fn file(&self, id: FileId) -> Option<Arc<File>> {
         let state = self.state.lock();
-        state.mounts.get(&id.dev)?.files.values().find(|file| file.inode == id.ino).cloned()
+        let mount = state.mounts.get(&id.dev)?;
+        mount.files.get(mount.inodes.get(&id.ino)?).cloned()
     }
 
     fn guests(&self) -> &Known {

@@ -1,31 +1,33 @@
 //! A round: mounts and files are found, scanned, and merged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-use kmem::pageonefs::{File as Listed, Stats};
+use kmem::pageonefs::File as Listed;
+use parking_lot::Mutex;
 use rustix::io::Errno;
+use wire::PageNo;
 
-use super::adopt::Known;
 use super::contents::Contents;
 use super::file::{File, Kind, Mounted};
 use super::kernel::MountPoint;
 use super::merge::ByNumber;
-use super::mounts::{Files, Mount, State, take_number};
+use super::mounts::{Files, Mount, State};
 use super::recycle::guests::find_guests;
 use super::{USER, owner};
-use crate::core::content::index::MAX_CLIENTS;
+use crate::core::content::index::Content;
 use crate::core::content::seed::Seed;
+use crate::core::ledger::Sparse;
+use crate::core::merge::pass::{self, Steps};
 use crate::world::shared::Shared;
 
 impl Files {
-    pub(crate) fn find(&self, shared: &Shared) {
+    pub(crate) fn find(&self) {
         for gone in self.find_mounts() {
             self.reap(gone.files.values());
         }
-        self.find_files(shared);
+        self.find_files();
     }
 
     /// Takes new mounts in. Returns those that are gone.
@@ -62,10 +64,7 @@ impl Files {
                     });
                     tracing::info!(domain = point.name(), "merges the files of {}", point.path.display());
                     refused.remove(&device);
-                    mounts.insert(
-                        device,
-                        Mount { point: Arc::new(point), contents, stats: Stats::default(), files: BTreeMap::new() },
-                    );
+                    mounts.insert(device, Mount::new(point, contents));
                 }
                 Err(why) => {
                     let why = why.to_string();
@@ -79,63 +78,55 @@ impl Files {
     }
 
     /// Takes new files in, and lets those go that are gone.
-    fn find_files(&self, shared: &Shared) {
+    fn find_files(&self) {
         let points: Vec<(u64, Arc<MountPoint>)> =
             self.state.lock().mounts.iter().map(|(&device, mount)| (device, mount.point.clone())).collect();
         for (device, point) in points {
             match point.files() {
-                Ok(listed) => self.take_in(shared, device, &listed),
+                Ok(listed) => self.take_in(device, &listed),
                 Err(why) => tracing::debug!("{}: its files cannot be listed: {why}", point.path.display()),
             }
         }
     }
 
-    fn take_in(&self, shared: &Shared, device: u64, listed: &[Listed]) {
-        let mut known = Known::new();
+    /// `listed`: in ascending order of the ids.
+    pub(super) fn take_in(&self, device: u64, listed: &[Listed]) {
         let mut gone = Vec::new();
-        let mut new = Vec::new();
-        {
-            let mut state = self.state.lock();
-            let State { mounts, numbers, .. } = &mut *state;
-            let Some(mount) = mounts.get_mut(&device) else { return };
-            let is_here = |file: &File| listed.iter().any(|other| other.id == file.id && other.size == file.size);
-            mount.files.retain(|_, file| {
-                let here = is_here(file);
+        if let Some(mount) = self.state.lock().mounts.get_mut(&device) {
+            mount.files.retain(|&id, file| {
+                let here = listed.binary_search_by_key(&id, |listed| listed.id).is_ok();
                 if !here {
                     gone.push(file.clone());
                 }
                 here
             });
-            for listed in listed.iter().filter(|listed| listed.size > 0) {
-                if let Some(file) = mount.files.get(&listed.id) {
-                    file.is_plain(listed);
-                    continue;
-                }
-                let Some(number) = take_number(numbers) else {
-                    tracing::warn!("more than {MAX_CLIENTS} files: the others are not merged");
-                    break;
-                };
-                match File::new(listed, number, mount.contents.clone(), mount.point.clone(), Mounted) {
-                    Ok(file) => {
-                        let file = Arc::new(file);
-                        mount.files.insert(listed.id, file.clone());
-                        new.push((file, listed.merged_pages));
-                    }
-                    Err(why) => {
-                        numbers.remove(&number);
-                        tracing::warn!(inode = listed.inode, "a file of {} bytes: {why}", listed.size);
-                    }
-                }
-            }
         }
+        // First: others may have their numbers.
         self.reap(gone.iter());
-        for (file, merged) in new {
-            if merged > 0
-                && !shared.stopping()
-                && let Err(why) = file.adopt(&mut known, || shared.pacer.pause(USER, || shared.stopping()))
-            {
-                tracing::debug!(inode = file.inode, "merged pages are not known: {why}");
+        let mut state = self.state.lock();
+        let State { mounts, numbers, .. } = &mut *state;
+        if let Some(mount) = mounts.get_mut(&device) {
+            let mut left_out = BTreeMap::new();
+            for listed in listed {
+                if let Some(file) = mount.files.get(&listed.id) {
+                    file.is_listed(listed);
+                } else if listed.size > 0 {
+                    let Some(number) = numbers.take(Some(listed.uid)) else {
+                        *left_out.entry(listed.uid).or_default() += 1;
+                        continue;
+                    };
+                    let file = File::new(listed, number, mount.contents.clone(), mount.point.clone(), Mounted);
+                    mount.files.insert(listed.id, Arc::new(file));
+                }
             }
+            mount.inodes = mount.files.iter().map(|(&id, file)| (file.inode, id)).collect();
+            for (uid, files) in left_out.iter().filter(|(uid, _)| !mount.left_out.contains_key(uid)) {
+                let path = mount.point.path.display();
+                tracing::warn!(
+                    "{path}: {files} files of uid {uid} are not merged: it has as many as there is room for"
+                );
+            }
+            mount.left_out = left_out;
         }
     }
 
@@ -147,7 +138,7 @@ impl Files {
             let totals = file.state().totals;
             let mut state = self.state.lock();
             state.gone += totals;
-            state.numbers.remove(&file.number);
+            state.numbers.give_back(file.number, Some(file.uid));
         }
     }
 
@@ -174,21 +165,23 @@ impl Files {
                 mount.stats = stats;
             }
             let lives = |file: &Arc<File>| file.state().owner.as_ref().is_some_and(|owner| owner.lives());
-            if !files.iter().all(lives) {
+            if !shared.stopping() && !files.iter().all(lives) {
                 let mut owners = owner::of(&point.path, device);
-                for file in &files {
-                    let of_file = owners.remove(&file.inode).unwrap_or_default();
-                    find_guests(self, shared, file, &of_file);
-                    file.state().owner = of_file.first().map(|owner| self.guests.same(owner));
+                let mut found = Vec::with_capacity(files.len());
+                files.iter().for_each(|file| found.push((file, owners.remove(&file.inode).unwrap_or_default())));
+                find_guests(self, shared, &found);
+                for (file, owners) in &found {
+                    file.state().owner = owners.first().map(|owner| self.guests.same(owner));
                 }
             }
         }
         let (mut pages, mut recycled, mut unmerged) = (0, 0, self.state.lock().gone.unmerged);
         for of in self.tell() {
+            // The ledger may not know yet what was merged before.
+            pages += of.stats.merged_pages;
             for file in &of.files {
                 let state = file.state();
-                let counts = state.region.counts();
-                (pages, recycled) = (pages + counts.merged, recycled + counts.recycled);
+                recycled += state.region.counts().recycled;
                 unmerged += state.totals.unmerged;
             }
         }
@@ -197,12 +190,13 @@ impl Files {
 }
 
 impl File {
-    /// The kernel says whether the file is plain. All its pages are private from then on.
-    fn is_plain(&self, listed: &Listed) {
+    /// The kernel lists it so now. If it is plain, all its pages are private from then on.
+    fn is_listed(&self, listed: &Listed) {
         let mut state = self.state();
+        state.listed(listed);
         let plain = listed.plain();
         if plain.is_some() && state.plain.is_none() {
-            let all = state.region.all();
+            let all = Sparse::<Content>::all();
             self.forget(&mut state, all);
             state.region.forget_ages(all);
             tracing::info!(inode = self.inode, "a file is not merged any more: {plain:?}");
@@ -213,11 +207,11 @@ impl File {
 
 /// Scans files. Returns those with candidates whose guests are not about to mark free pages.
 pub(crate) fn scan<K: Kind>(shared: &Shared, files: impl Iterator<Item = Arc<File<K>>>) -> Vec<Arc<File<K>>> {
-    let is_due = |file: &Arc<File<K>>| match file.scan() {
-        Ok(0) => false,
-        Ok(_) if file.is_awaited() => false,
-        Ok(pages) => {
-            shared.pacer.found(USER, pages);
+    let is_due = |file: &Arc<File<K>>| match file.scan(|| shared.stopping()) {
+        Ok(found) if found.due == 0 || file.is_awaited() => false,
+        Ok(found) => {
+            shared.pacer.found(USER, found.new);
+            file.state().told = found.due;
             true
         }
         Err(why) => {
@@ -228,17 +222,30 @@ pub(crate) fn scan<K: Kind>(shared: &Shared, files: impl Iterator<Item = Arc<Fil
     files.filter(is_due).collect()
 }
 
-/// Merges files, each by one thread at a time, as `one` does it.
-pub(crate) fn merge<K: Kind>(
+/// Steps of a file before the next file's turn comes: some 16,000 pages.
+const TURN: usize = 32;
+
+/// Merges files, each by one thread at a time, in turns: no file waits for all of another's pages.
+/// Ends when the next round is due (`over`) and each has had a turn: the rest is due then again.
+pub(crate) fn merge<'a, K: Kind, S: Steps<Stop = Errno> + Send>(
     shared: &Shared,
-    due: &[Arc<File<K>>],
-    one: impl Fn(&File<K>) -> Result<(), Errno> + Sync,
+    due: &'a [Arc<File<K>>],
+    steps: impl Fn(&'a File<K>) -> S + Sync,
+    over: impl Fn() -> bool + Sync,
 ) {
-    let next = AtomicUsize::new(0);
+    let begin = due.iter().map(|file| (&**file, None)).collect::<VecDeque<(&File<K>, Option<(S, PageNo)>)>>();
+    let queue = Mutex::new(begin);
+    let pace = shared.pace(USER);
     let work = || {
-        while let Some(file) = due.get(next.fetch_add(1, Relaxed)) {
-            match one(file) {
-                Ok(()) => {}
+        loop {
+            let Some((file, begun)) = queue.lock().pop_front() else { return };
+            if begun.is_some() && over() || shared.stopping() {
+                continue;
+            }
+            let (mut steps, from) = begun.unwrap_or_else(|| (steps(file), PageNo(0)));
+            match pass::turn(&mut steps, &pace, from, TURN) {
+                Ok(None) => {}
+                Ok(Some(next)) => queue.lock().push_back((file, Some((steps, next)))),
                 Err(why @ (Errno::NOMEM | Errno::NOSPC)) => {
                     tracing::warn!(inode = file.inode, "merging a file stopped: {why}");
                 }

@@ -1,101 +1,117 @@
 //! A scan of a file: the kernel says which pages were written since the last one.
 
-use kmem::pageonefs::Page;
+use kmem::pageonefs::{Bits, Harvest, Page};
 use rustix::io::Errno;
 use wire::{PageNo, Run};
 
-use super::file::{CHUNK, Digests, File, Kind, window};
-use crate::core::ledger::{Cool, Entry};
+use super::file::{CHUNK, CUT, Digests, File, Kind, window};
+use crate::core::ledger::PAGES;
 
-/// Words of bits that are taken in one call: 8 GiB of memory.
-const WORDS: usize = 1 << 15;
+/// Pages whose bits are taken in one call: 128 MiB. The kernel keeps them in pieces of this size.
+const WINDOW: u32 = 1 << 15;
+const WORDS: usize = WINDOW as usize / 64;
+
+/// What a scan found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scanned {
+    /// Pages that are candidates now.
+    pub(crate) due: u64,
+    /// Of these, those that the pacer has not been told of.
+    pub(crate) new: u64,
+}
 
 impl<K: Kind> File<K> {
-    /// Takes the dirty bits, and lets every page get older by a period. Returns the pages that are
-    /// candidates now.
+    /// Takes the dirty bits, and lets every page get older by a period.
     ///
     /// Hot pages are spared ([`crate::core::ledger`]): to take a bit takes the page's mappings
     /// away, and costs a guest two faults in its stage-2 tables. They count as written; their bits
     /// stay for a later scan. Bits are taken by words, so a word is spared whose pages are all hot
     /// and were all found written when its bits were taken last. Otherwise it would not be seen
     /// that one of them has calmed down.
-    /// `Err`: the file is gone, or its mount. Bits may be lost: all pages count as written.
-    pub(crate) fn scan(&self) -> Result<u64, Errno> {
-        let (pages, first, parts) = {
+    ///
+    /// The kernel passes over what was never written, whatever the file's length. A file whose
+    /// pages lie in more windows than [`super::file::State::windows`] is scanned up to there: what
+    /// lies behind keeps its bits, and the ledger knows nothing of it.
+    /// `Err`: the file is gone, or its mount; no memory; or the engine stops. Bits may be lost: the
+    /// next scan asks for all pages that are there.
+    pub(crate) fn scan(&self, stopping: impl Fn() -> bool) -> Result<Scanned, Errno> {
+        let (spared, most, told) = {
             let state = self.state();
-            let pages = state.region.pages;
-            let spared = state.region.spared().map_or_else(Vec::new, |spared| full_words(spared.iter(), pages));
-            let parts = spared.into_iter().filter(|run| state.all_written[run.page.0 as usize / 64]);
-            (pages, state.region.first_scan, parts.collect::<Vec<Run>>())
+            (state.region.spared(), state.windows(), state.region.due().min(state.told))
         };
-        let mut bits = vec![0u64; (pages as usize).div_ceil(64).min(WORDS)];
-        for (run, is_spared) in split(&parts, pages) {
+        let result = self.take_all(&spared, most, stopping);
+        let mut state = self.state();
+        let end = result.inspect_err(|_| state.asked = 0)?;
+        if end < PAGES {
+            self.forget(&mut state, Run::between(PageNo(end), PageNo(PAGES)));
+            state.region.forget_ages(Run::between(PageNo(end), PageNo(PAGES)));
+        }
+        (state.asked, state.cut) = (end, if end < PAGES { state.cut + 1 } else { 0 });
+        if state.cut == CUT {
+            tracing::warn!(inode = self.inode, uid = self.uid, "a file: {}", state.unmanaged().unwrap_or_default());
+        }
+        state.totals.scans += 1;
+        state.region.end_scan();
+        if state.totals.scans.is_multiple_of(RETRY) {
+            state.region.retry_deferred();
+        }
+        let due = state.region.due();
+        Ok(Scanned { due, new: due - told.min(due) })
+    }
+
+    /// Takes all dirty bits but those of spared words. Returns up to where: there may be so many
+    /// windows.
+    fn take_all(&self, spared: &[Run], most: usize, stopping: impl Fn() -> bool) -> Result<u32, Errno> {
+        let mut bits = [0; WORDS];
+        let (mut windows, mut last) = (0, None);
+        for (run, is_spared) in split(spared, PAGES) {
             if is_spared {
-                self.state().region.ages.found_written(run);
+                self.state().region.found_written(run).map_err(|_| Errno::NOMEM)?;
                 continue;
             }
-            self.take_bits(run, pages, &mut bits)?;
-        }
-        let mut state = self.state();
-        if first {
-            // Whenever its pages were written: it was not asked before.
-            let all = state.region.all();
-            state.region.ages.found_written(all);
-        }
-        state.region.end_scan(Cool::Copies);
-        state.totals.scans += 1;
-        if state.totals.scans.is_multiple_of(RETRY) {
-            state.region.ages.retry_deferred();
-        }
-        Ok(state.region.ages.due())
-    }
-
-    /// Takes the dirty bits of a run, whose ends are those of words, and enters them. `bits`: room.
-    fn take_bits(&self, run: Run, pages: u32, bits: &mut [u64]) -> Result<(), Errno> {
-        let (mut from, end) = (run.page.0, run.end().0);
-        while from < end {
-            let words = ((end - from) as usize).div_ceil(64).min(bits.len());
-            let result = self.kernel.harvest(self.id, from.into(), &mut bits[..words]);
-            let result = result.and_then(|dirty| match dirty {
-                0 => Ok(Vec::new()),
-                _ => self.without_holes(runs(&bits[..words], from, pages)),
-            });
-            let mut state = self.state();
-            match result {
-                Ok(runs) => {
-                    for (at, &word) in (from..pages).step_by(64).zip(&bits[..words]) {
-                        let len = (pages - at).min(64);
-                        state.all_written[at as usize / 64] = word.count_ones() == len;
-                    }
-                    for run in runs {
-                        state.region.ages.found_written(run);
-                        let unmerged = self.forget(&mut state, run);
-                        state.totals.unmerged += unmerged;
+            let (mut from, end) = (run.page.0, run.end().0);
+            while from < end {
+                if stopping() {
+                    return Err(Errno::INTR);
+                }
+                if last.replace(from / WINDOW) != Some(from / WINDOW) {
+                    windows += 1;
+                    if windows > most {
+                        return Ok(from);
                     }
                 }
-                Err(why) => {
-                    let all = state.region.all();
-                    state.region.ages.found_written(all);
-                    return Err(why);
-                }
+                let to = end.min((from / WINDOW + 1) * WINDOW);
+                let next = self.take_bits(from, &mut bits[..(to - from) as usize / 64])?;
+                // It fits: it is no more than the end.
+                from = next.clamp(to.into(), end.into()) as u32;
             }
-            from += (words * 64) as u32;
         }
-        Ok(())
+        Ok(PAGES)
     }
-}
 
-impl<K: Kind> File<K> {
+    /// Takes the dirty bits of pages from `from` on, a multiple of 64, and enters them. Returns
+    /// which page may have the next.
+    fn take_bits(&self, from: u32, bits: &mut [u64]) -> Result<u64, Errno> {
+        let of = if from < self.state().asked { Bits::Written } else { Bits::All };
+        let Harvest { dirty, next } = self.kernel.harvest(self.id, from.into(), of, bits)?;
+        let runs = if dirty == 0 { Vec::new() } else { self.without_holes(runs(bits, from))? };
+        let mut state = self.state();
+        for run in runs {
+            state.region.found_written(run).map_err(|_| Errno::NOMEM)?;
+            let unmerged = self.forget(&mut state, run);
+            // Else nobody says that they were written.
+            state.totals.unmerged += if of == Bits::Written { unmerged } else { 0 };
+        }
+        state.region.took(PageNo(from), bits);
+        Ok(next)
+    }
+
     /// The pages of these runs but those that were recycled and are still holes: punching them has
     /// set their bits, and no write. What the guest writes after this look has a bit again.
     fn without_holes(&self, runs: Vec<Run>) -> Result<Vec<Run>, Errno> {
         let recycled: Vec<PageNo> = {
             let state = self.state();
-            if state.region.counts().recycled == 0 {
-                return Ok(runs);
-            }
-            let known = runs.iter().flat_map(|&run| state.region.known(run));
-            known.filter(|&page| state.region.entry(page) == Entry::Recycled).collect()
+            runs.iter().flat_map(|&run| state.region.recycled(run)).collect()
         };
         let mut holes = Vec::new();
         let mut rest = &recycled[..];
@@ -126,19 +142,6 @@ fn without(runs: Vec<Run>, pages: &[PageNo]) -> Vec<Run> {
     left
 }
 
-/// The words all of whose pages are among these, which are in ascending order, of a file of `end`.
-fn full_words(pages: impl Iterator<Item = u64>, end: u32) -> Vec<Run> {
-    let mut full = Vec::new();
-    let (mut word, mut count) = (0, 0);
-    for page in pages.map(|page| page as u32) {
-        count = if page / 64 == word { count + 1 } else { 1 };
-        word = page / 64;
-        let len = (end - word * 64).min(64);
-        full.extend((count == len).then(|| Run::new(PageNo(word * 64), len)));
-    }
-    full
-}
-
 /// All of a file, in runs that are parts or lie between them; the former have `true`.
 fn split(parts: &[Run], pages: u32) -> Vec<(Run, bool)> {
     let mut all = Vec::with_capacity(2 * parts.len() + 1);
@@ -155,20 +158,18 @@ fn split(parts: &[Run], pages: u32) -> Vec<(Run, bool)> {
 /// Pages that were held or swapped out are looked at again after so many scans.
 const RETRY: u64 = 4;
 
-/// The runs of set bits; the first bit is page `from`.
-fn runs(bits: &[u64], from: u32, pages: u32) -> Vec<Run> {
+/// The runs of set bits; the first bit is page `from`. All of them are below [`PAGES`].
+fn runs(bits: &[u64], from: u32) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (at, &word) in bits.iter().enumerate() {
         let (mut word, base) = (word, from + at as u32 * 64);
         while word != 0 {
             let skip = word.trailing_zeros();
             let len = (!(word >> skip)).trailing_zeros();
-            let end = base.saturating_add(skip + len).min(pages);
-            let run = Run::between(PageNo((base + skip).min(end)), PageNo(end));
+            let run = Run::new(PageNo(base + skip), len);
             match runs.last_mut() {
                 Some(last) if last.end() == run.page => last.len += run.len,
-                _ if run.len > 0 => runs.push(run),
-                _ => {}
+                _ => runs.push(run),
             }
             word = if skip + len == 64 { 0 } else { word & (u64::MAX << (skip + len)) };
         }
@@ -190,11 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn words_of_spared_pages_are_told_from_the_rest() {
+    fn spared_words_are_told_from_the_rest() {
         let run = |page, len| Run::new(PageNo(page), len);
-        let spared = (0..10).chain(64..192).chain(193..256).chain(256..300);
-        let parts = full_words(spared, 300);
-        assert_eq!(parts, [run(64, 64), run(128, 64), run(256, 44)]);
+        let parts = [run(64, 64), run(128, 64), run(256, 44)];
         let all = [(run(0, 64), false), (run(64, 64), true), (run(128, 64), true), (run(192, 64), false)];
         let all = [&all[..], &[(run(256, 44), true)]].concat();
         assert_eq!(split(&parts, 300), all);
@@ -204,10 +203,9 @@ mod tests {
     #[test]
     fn bits_become_runs() {
         let run = |page, len| Run::new(PageNo(page), len);
-        assert_eq!(runs(&[0, 0], 0, 128), []);
-        assert_eq!(runs(&[0b1011, 1 << 63], 0, 128), [run(0, 2), run(3, 1), run(127, 1)]);
-        assert_eq!(runs(&[1 << 63, 0b11], 64, 192), [run(127, 3)]);
-        assert_eq!(runs(&[u64::MAX, u64::MAX], 0, 100), [run(0, 100)]);
-        assert_eq!(runs(&[0, u64::MAX], 0, 40), [], "nothing behind the end");
+        assert_eq!(runs(&[0, 0], 0), []);
+        assert_eq!(runs(&[0b1011, 1 << 63], 0), [run(0, 2), run(3, 1), run(127, 1)]);
+        assert_eq!(runs(&[1 << 63, 0b11], 64), [run(127, 3)]);
+        assert_eq!(runs(&[u64::MAX, u64::MAX], PAGES - 128), [run(PAGES - 128, 128)]);
     }
 }

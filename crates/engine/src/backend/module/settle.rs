@@ -27,29 +27,29 @@ pub(crate) fn settle<K: Kind>(file: &File<K>, state: &mut State, wanted: Wanted,
     let entry = match outcome {
         Ok(()) => {
             totals.merged += 1;
-            region.ages.looked_at(page);
+            region.looked_at(page);
             Entry::Merged(Content(handle))
         }
         Err(Errno::STALE) => {
             totals.differed += 1;
-            if !region.ages.differs(page) {
-                region.ages.restart(page);
+            if !region.differs(page) {
+                region.restart(page);
             }
             Entry::Fresh
         }
         // It uses a frame that the ledger does not know: its digest will say which.
         Err(Errno::EXIST) => {
-            region.ages.looked_at(page);
-            region.ages.restart(page);
+            region.looked_at(page);
+            region.restart(page);
             Entry::Fresh
         }
         Err(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {
-            region.ages.looked_at(page);
+            region.looked_at(page);
             // Its content may still stand for others.
-            return region.ages.defer(page);
+            return region.defer(page);
         }
         Err(_) => {
-            region.ages.looked_at(page);
+            region.looked_at(page);
             Entry::Fresh
         }
     };

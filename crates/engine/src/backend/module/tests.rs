@@ -6,19 +6,24 @@ use std::sync::Arc;
 use kmem::pageonefs::File as Listed;
 use parking_lot::Mutex;
 use proptest::prelude::*;
+use rustix::io::Errno;
 use wire::PageNo;
 
 pub(in crate::backend) use self::model::{Fake, Model, Page};
+use super::USER;
 use super::contents::Contents;
-use super::file::{File, Mounted};
-use super::merge::{self, ByNumber};
+use super::file::{File, Kind, Mounted};
+use super::merge::{ByNumber, Merge};
 use crate::config::Config;
 use crate::core::content::index::{ClientId, Content};
 use crate::core::ledger::Entry;
+use crate::core::merge::pass;
 use crate::world::shared::Shared;
 use crate::world::state_file::StateFile;
 
+mod far;
 mod model;
+mod turns;
 
 /// Files over the model, and what a round needs.
 pub(in crate::backend) struct World {
@@ -70,24 +75,16 @@ impl Rounds for World {
             let files = model.files.iter().filter(|(id, _)| !model.stores.contains(id));
             files.map(|(&id, pages)| (id, pages.len())).collect()
         };
-        let mut known = HashMap::new();
         for (id, pages) in sizes {
             let number = number(id);
-            let file =
-                File::new(&listed(id, pages), number, self.contents.clone(), self.fake.clone(), Mounted).unwrap();
-            if self.fake.0.lock().last > 0 {
-                file.adopt(&mut known, || ()).unwrap();
-            }
+            let file = File::new(&listed(id, pages), number, self.contents.clone(), self.fake.clone(), Mounted);
             self.files.insert(number, Arc::new(file));
         }
     }
 
     fn round(&self) {
-        let due = self.files.values().filter(|file| file.scan().unwrap() > 0);
-        let due: Vec<_> = due.collect();
-        for file in due {
-            merge::run(&self.shared, file, &self.files).unwrap();
-        }
+        let due: Vec<_> = self.files.values().filter(|file| scan(file) > 0).collect();
+        due.into_iter().for_each(|file| self.merge(file).unwrap());
     }
 }
 
@@ -101,7 +98,12 @@ pub(in crate::backend) fn listed(id: u64, pages: usize) -> Listed {
 /// A file of so many pages over the model, with contents of its own.
 pub(in crate::backend) fn file(fake: Arc<Fake>, pages: usize) -> Arc<File> {
     let contents = Arc::new(Contents::new(crate::core::content::seed::Seed::random()));
-    Arc::new(File::new(&listed(1, pages), ClientId(1), contents, fake, Mounted).unwrap())
+    Arc::new(File::new(&listed(1, pages), ClientId(1), contents, fake, Mounted))
+}
+
+/// Scans a file. Returns how many candidates it has.
+pub(in crate::backend) fn scan<K: Kind>(file: &File<K>) -> u64 {
+    file.scan(|| false).unwrap().due
 }
 
 /// The number that a file gets.
@@ -127,6 +129,11 @@ impl World {
         };
         world.open();
         world
+    }
+
+    /// Looks at every candidate of a file once.
+    pub(in crate::backend) fn merge(&self, file: &File) -> Result<(), Errno> {
+        pass::run(&mut Merge::new(&self.shared, file, &self.files), &self.shared.pace(USER), PageNo(0))
     }
 
     pub(in crate::backend) fn write(&self, id: u64, page: usize, content: u64) {
@@ -258,11 +265,11 @@ fn a_call_that_ends_early_leaves_the_rest_for_later() {
     let world = World::new(&[image.clone(), image, vec![7; 200]], 10_000);
     world.rounds(2);
     for file in world.files.values() {
-        file.scan().unwrap();
+        scan(file);
     }
     for (file, after) in world.files.values().zip([0, 100, 50]) {
         world.fake.0.lock().ends_after = Some(after);
-        let _ = merge::run(&world.shared, file, &world.files);
+        let _ = world.merge(file);
     }
     world.fake.0.lock().ends_after = None;
     world.check();
@@ -280,7 +287,9 @@ fn a_new_daemon_finds_what_is_merged_and_goes_on() {
     world.rounds(4);
     let before = world.frames_and_shared();
     world.open();
+    world.rounds(4);
     world.check();
+    assert_eq!(world.frames_and_shared(), before);
     world.write(1, 3, 4);
     world.write(2, 3, 2);
     world.rounds(4);
@@ -300,11 +309,11 @@ fn files_are_merged_by_several_threads() {
     let world = World::new(&[image(0), image(0), image(700), image(1400)], 10_000);
     for round in 0..8 {
         for file in world.files.values() {
-            file.scan().unwrap();
+            scan(file);
         }
         std::thread::scope(|scope| {
             for file in world.files.values() {
-                scope.spawn(|| merge::run(&world.shared, file, &world.files).unwrap());
+                scope.spawn(|| world.merge(file).unwrap());
             }
         });
         (0..100).for_each(|page| world.write(1 + round % 4, page * 29, 1 + page as u64));

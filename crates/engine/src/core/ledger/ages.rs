@@ -211,6 +211,12 @@ impl Ages {
         self.candidates.count()
     }
 
+    /// Whether all pages are at rest: none is a candidate, and none will be by itself.
+    pub(crate) fn is_idle(&self) -> bool {
+        let Self { young, older, candidates, deferred, written, cooling: [now, before], .. } = self;
+        [young, older, candidates, deferred, written, now, before].iter().all(|set| set.is_empty())
+    }
+
     /// Candidates at or after `from`, ascending.
     pub(crate) fn candidates(&self, from: PageNo) -> impl Iterator<Item = PageNo> {
         pages(self.candidates.iter_from(from.into()))

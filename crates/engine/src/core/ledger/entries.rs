@@ -91,6 +91,20 @@ pub(crate) struct Counts {
     pub(crate) recycled: u64,
 }
 
+impl std::ops::Add for Counts {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            unshared: self.unshared + more.unshared,
+            merged: self.merged + more.merged,
+            zero: self.zero + more.zero,
+            pending: self.pending + more.pending,
+            recycled: self.recycled + more.recycled,
+        }
+    }
+}
+
 /// Pages of a chunk: 4 KiB of entries.
 const CHUNK: usize = 1024;
 

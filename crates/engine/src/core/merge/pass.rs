@@ -47,13 +47,22 @@ impl Pace<'_> {
 
 /// Runs a pass from a page on.
 pub(crate) fn run<S: Steps>(steps: &mut S, pace: &Pace<'_>, from: PageNo) -> Result<(), S::Stop> {
+    turn(steps, pace, from, usize::MAX).map(drop)
+}
+
+/// The same for at most so many steps. Returns where to go on; `None`: the pass is over.
+pub(crate) fn turn<S: Steps>(
+    steps: &mut S,
+    pace: &Pace<'_>,
+    from: PageNo,
+    most: usize,
+) -> Result<Option<PageNo>, S::Stop> {
     let mut next = Some(from);
-    while let Some(from) = next
-        && pace.wait()
-    {
-        let Some((pages, count)) = steps.next(from)? else { break };
+    for _ in 0..most {
+        let Some(from) = next.filter(|_| pace.wait()) else { return Ok(None) };
+        let Some((pages, count)) = steps.next(from)? else { return Ok(None) };
         pace.took(count);
         next = steps.merge(pages)?;
     }
-    Ok(())
+    Ok(next)
 }

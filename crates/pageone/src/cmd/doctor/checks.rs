@@ -208,8 +208,8 @@ fn overcommit() -> Check {
     Check::note(
         "overcommit",
         found,
-        "with strict accounting merged memory still counts as committed; `sysctl vm.overcommit_memory=0` to use what is \
-         saved",
+        "with strict accounting merged memory still counts as committed, files of pageonefs by their lengths: a guest \
+         that does not fit is refused at its start; `sysctl vm.overcommit_memory=0` to use what is saved",
     )
 }
 

@@ -12,16 +12,16 @@ use crate::world::shared::Shared;
 /// How often it is looked whether guests have ended, at least. Without guests the thread rests.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Looks for a pool in processes that have this file open, each once.
+/// Looks for a pool in processes that have one of these files open, each once.
 pub(in super::super) fn find_guests(
     files: &Arc<impl Managed>,
     shared: &Arc<Shared>,
-    file: &Arc<File>,
-    holders: &[Arc<Owner>],
+    all: &[(&Arc<File>, Vec<Arc<Owner>>)],
 ) {
     files.guests().reap();
-    for holder in holders {
-        let (owner, file) = (holder.clone(), file.clone());
+    let holders = all.iter().flat_map(|(file, holders)| holders.iter().map(move |owner| (*file, owner)));
+    for (file, owner) in holders {
+        let (owner, file) = (owner.clone(), file.clone());
         let mut all = files.guests().all.lock();
         if all.get(&owner.pid).is_some_and(|looked| looked.owner.lives()) {
             continue;

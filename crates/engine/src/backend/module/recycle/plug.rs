@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
+use wire::PageNo;
 
 use super::known::{Guest, Known};
 use super::sweep::Sweeper;
@@ -14,6 +15,8 @@ use crate::core::recycle::device::{self, PlugError, SessionError};
 use crate::core::recycle::state::Device;
 use crate::world::shared::Shared;
 
+/// Recycled pages that are looked at in one go.
+const STEP: usize = 1 << 14;
 const SWEEP_TIME: Duration = Duration::from_secs(10);
 
 /// A guest, in a session with its monitor. Nobody sweeps meanwhile.
@@ -79,8 +82,11 @@ impl device::Guest for InSession<'_> {
 
     fn forget_recycled(&self) {
         for file in &self.guest.files {
-            let pages = file.state().region.pages;
-            device::slices(pages).for_each(|run| file.state().region.forget_recycled(run));
+            // Others may have its lock between two steps.
+            let mut next = Some(PageNo(0));
+            while let Some(from) = next {
+                next = file.state().region.forget_recycled(from, STEP);
+            }
         }
     }
 

@@ -26,7 +26,8 @@ use super::sweep::Sweeper;
 use crate::backend::module::file::File;
 use crate::backend::module::kernel::Kernel;
 use crate::backend::module::tests::{Fake, Rounds, World};
-use crate::core::ledger::Entry;
+use crate::core::content::index::Content;
+use crate::core::ledger::Sparse;
 use crate::core::ledger::free_pages::tests::{guest_side, pool};
 use crate::core::ledger::free_pages::{FreePages, Marks};
 use crate::core::recycle::device;
@@ -90,7 +91,7 @@ impl Guest {
     fn manage(&mut self, pool: Pool) {
         let mut all = Vec::new();
         for (number, file) in self.files().iter().enumerate() {
-            let pages = file.state().region.pages;
+            let pages = self.world.fake.0.lock().files[&file.id].len() as u32;
             let run = Run::new(PageNo(0), pages);
             let extent = Extent { frame: FRAMES[number], region: RegionId(number as u32), run };
             file.state().region.free = Some(FreePages::new(pool.marks.clone(), vec![extent]));
@@ -139,10 +140,8 @@ impl Guest {
     fn check(&self) {
         for (number, file) in self.files().iter().enumerate() {
             let state = file.state();
-            for page in 0..state.region.pages {
-                if state.region.entry(PageNo(page)) == Entry::Recycled {
-                    assert_eq!(self.content(number, page as usize), 0, "page {page} of file {number} is in use");
-                }
+            for page in state.region.recycled(Sparse::<Content>::all()) {
+                assert_eq!(self.content(number, page.index()), 0, "page {page} of file {number} is in use");
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kmem::pageonefs::{Ask, Entry as Pairing, digest_of};
+use kmem::pageonefs::{Ask, Bits, Entry as Pairing, Harvest, digest_of};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::{PageNo, Run};
@@ -143,19 +143,22 @@ impl Model {
 pub(in crate::backend) struct Fake(pub(in crate::backend) Mutex<Model>);
 
 impl Kernel for Fake {
-    fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
+    fn harvest(&self, id: u64, start: u64, of: Bits, bits: &mut [u64]) -> Result<Harvest, Errno> {
         let mut model = self.0.lock();
         let file = model.files.get_mut(&id).ok_or(Errno::SRCH)?;
         bits.fill(0);
         let mut dirty = 0;
+        let is_there = |page: &Page| of == Bits::All && (page.content != 0 || page.frame.is_some());
         for (at, page) in file.iter_mut().enumerate().skip(start as usize).take(bits.len() * 64) {
             let bit = at - start as usize;
-            if std::mem::take(&mut page.dirty) {
+            if std::mem::take(&mut page.dirty) || is_there(page) {
                 bits[bit / 64] |= 1 << (bit % 64);
                 dirty += 1;
             }
         }
-        Ok(dirty)
+        let mut rest = file.iter().enumerate().skip(start as usize + bits.len() * 64);
+        let next = rest.find(|(_, page)| page.dirty || is_there(page)).map_or(u64::MAX, |(at, _)| at as u64 / 64 * 64);
+        Ok(Harvest { dirty, next })
     }
 
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno> {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use kmem::pageonefs::{Mount, MountInfo, OpenError};
+use kmem::pageonefs::{File, Mount, MountInfo, OpenError};
 
 use super::super::process::{CAP_SYS_ADMIN, Identity, Process};
 use super::super::report::Check;
@@ -41,21 +41,39 @@ pub(super) struct Facts {
     pub(super) left: u64,
     pub(super) uid: u32,
     pub(super) mode: u32,
-    /// The lengths of all files, bytes, if this account may ask.
-    pub(super) files: Result<u64, OpenError>,
+    /// If this account may ask.
+    pub(super) files: Result<Files, OpenError>,
+}
+
+/// The lengths of a mount's files.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Files {
+    /// Bytes, of those that can be filled.
+    pub(super) sum: u64,
+    /// Whose a file is that is longer than the mount.
+    pub(super) longer: Option<u32>,
+}
+
+impl Files {
+    /// `size`: of the mount.
+    pub(super) fn of(files: &[File], size: u64) -> Self {
+        let fits = |file: &&File| size == 0 || file.size <= size;
+        let sum = files.iter().filter(fits).fold(0u64, |sum, file| sum.saturating_add(file.size));
+        Self { sum, longer: files.iter().find(|file| !fits(file)).map(|file| file.uid) }
+    }
 }
 
 impl Facts {
     fn of(path: &Path) -> io::Result<Self> {
         let room = rustix::fs::statvfs(path)?;
         let meta = std::fs::metadata(path)?;
-        let sum = |mount: Mount| mount.files().map_or(0, |files| files.iter().map(|file| file.size).sum());
+        let size = room.f_blocks * room.f_frsize;
         Ok(Self {
-            size: room.f_blocks * room.f_frsize,
+            size,
             left: room.f_bavail * room.f_frsize,
             uid: meta.uid(),
             mode: meta.mode(),
-            files: Mount::open(path).map(sum),
+            files: Mount::open(path).map(|mount| Files::of(&mount.files().unwrap_or_default(), size)),
         })
     }
 }
@@ -86,14 +104,21 @@ pub(super) fn of(mount: &MountInfo, facts: &Facts) -> Check {
         )
         .fix(format!("chmod 700 {quoted}"));
     }
-    let files = *facts.files.as_ref().unwrap_or(&0);
-    if facts.size > 0 && files > facts.size {
+    let files = facts.files.as_ref().copied().unwrap_or_default();
+    if facts.size > 0 && files.sum > facts.size {
         return Check::note(
             NAME,
-            format!("{found}; its files may come to {} MiB", mib(files)),
+            format!("{found}; its files may come to {} MiB", mib(files.sum)),
             "a guest that touches more than is left is killed: raise size=, against which merged pages count, too",
         )
-        .fix(format!("mount -o remount,size={}M {quoted}", mib(files)));
+        .fix(format!("mount -o remount,size={}M {quoted}", files.sum.div_ceil(1 << 20)));
+    }
+    if let Some(uid) = files.longer {
+        return Check::note(
+            NAME,
+            format!("{found}; a file of uid {uid} is longer than that"),
+            "it can never be filled: its user is killed where nothing is left; others are merged as ever",
+        );
     }
     if facts.size > 0 && facts.left < LEAST {
         let remedy = "no other guest fits: `mount -o remount,size=…`, with the sum of the guests' memory at least";

@@ -1,11 +1,11 @@
 use std::fs;
 use std::io;
 
-use kmem::pageonefs::OpenError;
+use kmem::pageonefs::{File, OpenError};
 
 use super::super::process::{CAP_SYS_ADMIN, Identity};
 use super::super::report::Verdict;
-use super::mounts::{Facts, managed, of};
+use super::mounts::{Facts, Files, managed, of};
 use super::*;
 
 const RELEASE: &str = "6.12.95+deb12-amd64";
@@ -152,16 +152,22 @@ fn mount() -> MountInfo {
 
 #[test]
 fn a_mount_has_its_domain_its_room_and_its_owner() {
-    let facts = || Facts { size: 4096 << 20, left: 1024 << 20, uid: 64055, mode: 0o40700, files: Ok(3072 << 20) };
+    let files = |mib: u64| Ok(Files { sum: mib << 20, longer: None });
+    let facts = || Facts { size: 4096 << 20, left: 1024 << 20, uid: 64055, mode: 0o40700, files: files(4096) };
     let check = of(&mount(), &facts());
     let expected = "/mnt/pageone: guests, 1024 of 4096 MiB left, for uid 64055";
     assert_eq!((check.verdict, check.found.as_str()), (Verdict::Ok, expected));
     let full = of(&mount(), &Facts { left: 100 << 20, ..facts() });
     assert!(full.remedy.unwrap().starts_with("no other guest fits"));
-    let more = of(&mount(), &Facts { files: Ok(6144 << 20), ..facts() });
+    let more = of(&mount(), &Facts { files: files(6144), ..facts() });
     assert!(more.found.ends_with("its files may come to 6144 MiB"), "{more:?}");
     assert_eq!(more.fix.unwrap().command, "mount -o remount,size=6144M '/mnt/pageone'");
     assert_eq!(of(&mount(), &Facts { size: 0, left: 0, ..facts() }).verdict, Verdict::Ok, "no limit");
+    let (mut claim, mut fits) = (File::default(), File::default());
+    (claim.size, claim.uid, fits.size) = (u64::MAX, 1000, 4096 << 20);
+    let long = of(&mount(), &Facts { files: Ok(Files::of(&[fits, claim, claim], 4096 << 20)), ..facts() });
+    assert!(long.found.ends_with("a file of uid 1000 is longer than that") && long.fix.is_none(), "{long:?}");
+    assert_eq!(Files::of(&[claim; 3], 0).longer, None, "no limit");
     let open = of(&mount(), &Facts { mode: 0o41777, ..facts() });
     assert!(open.found.ends_with("and everybody else") && open.fix.unwrap().command == "chmod 700 '/mnt/pageone'");
     let older = of(&mount(), &Facts { files: Err(OpenError::Version { found: 1 }), ..facts() });

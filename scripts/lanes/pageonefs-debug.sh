@@ -4,21 +4,24 @@
 #
 #   scripts/lane test-pageonefs-debug [6.12|6.1 [kasan]]     both kernels if none is named
 #
-# All its tests; the fuzzer, and again where allocations fail; unloading; and what has leaked. The kernel has nothing to say. Then
-# once more for each guard that is off, which the fuzzer must notice, or the test of its hazard. Settings:
-#   PAGEONE_FUZZ_SECONDS    how long the fuzzer runs, each time (300; 0: not at all, nor with guards off)
+# All its tests; both fuzzers, and again where allocations fail; unloading; and what has leaked. The kernel has nothing to say. Then
+# once more for each guard that is off, which a fuzzer must notice, or the test of its hazard. Settings:
+#   PAGEONE_FUZZ_SECONDS    how long each fuzzer runs, each time (300; 0: not at all, nor with guards off)
 #   PAGEONE_FAULTS          each N-th allocation fails (400)
 #
 #   scripts/lane fuzz-pageonefs [6.12|6.1 [kasan]]
 #
-# Programs do what they can, while pages merge, and a model knows each byte (host/linux/pageonefs/test/fuzz.c). Settings:
-# FUZZ_SECONDS (3600), FUZZ_SEED (the clock's; it is printed), FUZZ_FAULTS (0; N: each N-th allocation fails), and for a look at one
-# guard FUZZ_OPTIONS, parameters of a module that is built with them (no_compare=1).
+# Programs do what they can, while pages merge, and a model knows each byte (host/linux/pageonefs/test/fuzz.c); and tenants do, while
+# accounts say who pays for what (fuzz-accounts.c). Each for half of the time, and that half with failing allocations. Settings:
+# FUZZ_SECONDS (3600), FUZZ_SEED (the clock's; it is printed), FUZZ_FAULTS (400; N: each N-th allocation fails; 0: none), FUZZ_ONLY
+# (fuzz or accounts), and for a look at one guard FUZZ_OPTIONS, parameters of a module that is built with them (no_compare=1).
 #
 #   scripts/lane soak-pageonefs [6.12|6.1 [kasan]]
 #
 # Programs write and check memory that is merged, and are killed; mounts come and go; memory is short; the module is unloaded and
 # loaded. No byte is wrong, and no memory is lost (host/linux/pageonefs/test/soak). Settings: SOAK_SECONDS (3600), FUZZ_SEED.
+#
+# The kernels are preempted wherever they can be (CONFIG_PREEMPT). PROCESSORS (8) says how many a guest of a fuzzer has.
 #
 # Exit: 0 all passed, or skipped; 1 otherwise, also when a guest crashed or hung or its kernel warned.
 set -euo pipefail
@@ -36,11 +39,13 @@ one() {
     name="Linux $(basename "${image%/vmlinuz}")${2:+ with $2}"
 }
 if [ "$what" = fuzz ]; then
-    seconds=${FUZZ_SECONDS:-3600}
+    seconds=${FUZZ_SECONDS:-3600} faults=${FUZZ_FAULTS:-400} fuzz=1 accounts=1 processors=${PROCESSORS:-8}
+    case ${FUZZ_ONLY:-} in fuzz) accounts=0 ;; accounts) fuzz=0 ;; esac
+    each=$((seconds / (fuzz + accounts) / (faults > 0 ? 2 : 1)))
     one "${1:-6.12}" ${2:+"$2"}
     pack_guest "$build" "${FUZZ_OPTIONS:+y}"
     boot "$name" "$image" $((900 + 4 * seconds)) \
-        "$checks TESTS=none POISON=1 FUZZ=$seconds SEED=${FUZZ_SEED:-} FAULTS=${FUZZ_FAULTS:-0} OPTIONS=${FUZZ_OPTIONS:-}"
+        "$checks TESTS=none POISON=1 FUZZ=$((fuzz * each)) ACCOUNTS=$((accounts * each)) SEED=${FUZZ_SEED:-} FAULTS=$faults OPTIONS=${FUZZ_OPTIONS:-}"
     exit
 elif [ "$what" = soak ]; then
     seconds=${SOAK_SECONDS:-3600}
@@ -60,7 +65,7 @@ for series in ${1:-6.12 6.1}; do
     fi
     one "$series" ${2:+"$2"}
     pack_guest "$build"
-    boot "$name" "$image" $((2400 + 6 * fuzz)) "$checks ROUNDS=10 POISON=1 FUZZ=$fuzz FAULTS=${PAGEONE_FAULTS:-400}" || failed=1
+    boot "$name" "$image" $((2400 + 12 * fuzz)) "$checks ROUNDS=10 POISON=1 FUZZ=$fuzz ACCOUNTS=$fuzz FAULTS=${PAGEONE_FAULTS:-400}" || failed=1
     if [ "$fuzz" -eq 0 ]; then continue; fi
     pack_guest "$build" y
     for guard in no_pin_check=1 no_handshake=1,no_pin_bits=1,slow=300 no_compare=1; do

@@ -3,7 +3,7 @@
 # the tests notice each guard that is off. Needs no hardware virtualisation; takes some minutes for a kernel.
 #
 #   scripts/lanes/pageonefs.sh [KERNEL-PREFIX [TEST-NAME...]]      e.g. 6.12 lengths; all if nothing is named;
-#                                                                 daemon: the daemon alone
+#                                                                 daemon: the daemon alone; accounts: the fuzzer of accounts
 #
 # Exit: 0 all tests passed on every kernel; 1 otherwise, also when a guest crashed or hung or its kernel warned.
 set -euo pipefail
@@ -23,7 +23,15 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     case $version in 6.1.* | 6.12.*) ;; *) continue ;; esac
     ran=$((ran + 1))
     pack_guest "$version"
-    boot "Linux $version" "$kernel" 900 "TESTS=$tests ROUNDS=$([ -z "$tests" ] && echo 10)" || failed=1
+    # On 6.1 by its name alone, while there is a finding: docs/design/module.md.
+    accounts=0
+    case $version in 6.12.*) accounts=30 ;; esac
+    case $tests in
+        '') settings="ROUNDS=10 ACCOUNTS=$accounts" ;;
+        accounts) settings='TESTS=none ACCOUNTS=30' ;;
+        *) settings=TESTS=$tests ;;
+    esac
+    boot "Linux $version" "$kernel" 900 "$settings" || failed=1
     [ -z "$tests" ] || continue
     # Each guard off: the test of its hazard must fail.
     daemon= pack_guest "$version" y
@@ -51,6 +59,11 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, a frame has any number of users" "$kernel" 300 'OPTIONS=no_user_bound=1 TESTS=full MUST_FAIL=1' || failed=1
     boot "Linux $version, what others hold and may write is not dirty" "$kernel" 300 'OPTIONS=no_pin_bits=1 TESTS=dirty_held MUST_FAIL=1' || failed=1
     boot "Linux $version, contents are not compared" "$kernel" 300 'OPTIONS=no_compare=1 TESTS=hammer MUST_FAIL=1' || failed=1
+    [ "$accounts" -gt 0 ] || continue
+    # The fuzzer of accounts finds each of these, too.
+    for guard in no_copy_room no_room_wait no_commit no_first_check no_payer no_figures no_user_bound no_fork_bound; do
+        boot "Linux $version, $guard" "$kernel" 300 "OPTIONS=$guard=1 TESTS=none ACCOUNTS=60 MUST_FAIL=1" || failed=1
+    done
 done
 [ "$ran" -gt 0 ] || fail "no kernel of 6.1 or 6.12 in $cache/kernels: 'scripts/deps.sh ppr' fetches them"
 exit "$failed"

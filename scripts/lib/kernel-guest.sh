@@ -75,19 +75,22 @@ clock() {
 }
 
 # boot NAME KERNEL LIMIT PARAMETERS: runs a guest for at most LIMIT seconds. Its console goes to standard output. Returns 0
-# if all tests passed and its kernel is well. `devices` are more options of QEMU's, `memory` is the guest's, in MiB.
+# if all tests passed and its kernel is well. `devices` are more options of QEMU's, `memory` is the guest's, in MiB, and
+# `processors` says how many it has, in two NUMA nodes.
 # `complains` is what the kernel has to say where the guard is off that keeps it from that; it may say more then.
 devices=()
 complains=
 memory=4096
+processors=2
 boot() {
     local name=$1 kernel=$2 limit=$3 parameters="$(clock) $4" started=$SECONDS shown code=0 silent=no complaints why
     echo "$lane: $name"
     : > "$work/console"
-    # Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags. With two NUMA nodes.
-    timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -smp 2,sockets=2 -cpu qemu64,-cx16 -m "$memory" \
+    # Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags.
+    timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -smp "$processors,sockets=$processors" -cpu qemu64,-cx16 -m "$memory" \
         -object memory-backend-ram,size=$((memory / 2))M,id=ram0 -object memory-backend-ram,size=$((memory / 2))M,id=ram1 \
-        -numa node,memdev=ram0,cpus=0 -numa node,memdev=ram1,cpus=1 \
+        -numa "node,memdev=ram0,cpus=0-$((processors / 2 - 1))" \
+        -numa "node,memdev=ram1,cpus=$((processors / 2))-$((processors - 1))" \
         -kernel "$kernel" -initrd "$work/initrd" \
         -append "console=ttyS0 quiet log_buf_len=4M panic=-1 no_timer_check mitigations=off $parameters" \
         -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none "${devices[@]}" < /dev/null &

@@ -19,6 +19,7 @@ pack_guest() {
     PAGEONEFS_SABOTAGE=${2:-} scripts/lib/module.sh pageonefs "$kernel" "$root"
     compile "$root/pageonefs-test" main pages files hazards memory frames huge protect lend account refuse tenants
     compile "$root/pageonefs-fuzz" fuzz fuzz-model fuzz-ops fuzz-calls fuzz-daemon pages
+    compile "$root/pageonefs-accounts" fuzz-accounts fuzz-accounts-{worker,ops,daemon,check} pages
     if [ -n "${kmem:-}" ]; then
         cp "$kmem" "$root/kmem-test"
         strip "$root/kmem-test"

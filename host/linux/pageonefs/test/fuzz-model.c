@@ -5,7 +5,6 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,8 +12,6 @@
 #include "fuzz.h"
 
 struct world *w;
-static __thread sigjmp_buf jump;
-static __thread volatile int guarded;
 
 uint64_t rnd(struct me *me, uint64_t below)
 {
@@ -252,65 +249,6 @@ bool right(struct me *me, const char *how, int file, uint64_t from, uint64_t len
 	    (long)((from + first) / PAGE), (long)wrong, (long)len, (long)((from + first) % PAGE), how, seen[first] & 255, is[first] & 255);
 	history(me->owner, file, from, len);
 	return false;
-}
-
-static void on_fault(int s, siginfo_t *info, void *unused)
-{
-	(void)unused;
-	if (!guarded) {
-		BAD("signal %d, code %d, at %p", s, info->si_code, info->si_addr);
-		_exit(1);
-	}
-	siglongjmp(jump, s);
-}
-
-void catch_faults(void)
-{
-	struct sigaction a = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
-
-	sigaction(SIGBUS, &a, NULL);
-	sigaction(SIGSEGV, &a, NULL);
-}
-
-/* As memcpy(), memcmp() and madvise(), of memory that may have SIGBUS. */
-int copy_guarded(void *to, const void *from, size_t len)
-{
-	if (sigsetjmp(jump, 1)) {
-		guarded = 0;
-		return -1;
-	}
-	guarded = 1;
-	memcpy(to, from, len);
-	guarded = 0;
-	return 0;
-}
-
-int compare_guarded(const void *a, const void *b, size_t len)
-{
-	int ret;
-
-	if (sigsetjmp(jump, 1)) {
-		guarded = 0;
-		return -1;
-	}
-	guarded = 1;
-	ret = memcmp(a, b, len) != 0;
-	guarded = 0;
-	return ret;
-}
-
-int advise_guarded(void *at, size_t len, int advice)
-{
-	int ret;
-
-	if (sigsetjmp(jump, 1)) {
-		guarded = 0;
-		return -1;
-	}
-	guarded = 1;
-	ret = madvise(at, len, advice);
-	guarded = 0;
-	return ret;
 }
 
 /* ---- mappings ----------------------------------------------------------------------- */

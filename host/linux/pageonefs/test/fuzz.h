@@ -5,7 +5,6 @@
 #ifndef FUZZ_H
 #define FUZZ_H
 
-#include <setjmp.h>
 #include <stdbool.h>
 
 #include "pages.h"
@@ -88,13 +87,9 @@ void changed(struct me *me, bool wholly);
 void settle(struct me *me);
 void history(int owner, int file, uint64_t from, uint64_t len);
 bool right(struct me *me, const char *how, int file, uint64_t from, uint64_t len, const char *seen);
-int copy_guarded(void *to, const void *from, size_t len);
-int advise_guarded(void *at, size_t len, int advice);
-int compare_guarded(const void *a, const void *b, size_t len);
 struct slot *slot_new(struct me *me, int file, uint32_t page, uint32_t pages, bool private);
 void slot_drop(struct slot *s);
 char *mapped(struct me *me, int file, uint64_t from, uint64_t len, int prot);
-void catch_faults(void);
 
 /* fuzz-ops.c, fuzz-calls.c */
 void work(struct me *me, int rounds);

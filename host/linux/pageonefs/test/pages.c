@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -108,6 +109,70 @@ long path_number(const char *path, const char *name)
 	if (f)
 		fclose(f);
 	return found;
+}
+
+/* ---- memory that may have SIGBUS ------------------------------------------------------ */
+
+static __thread sigjmp_buf jump;
+static __thread volatile int guarded;
+
+static void on_fault(int s, siginfo_t *info, void *unused)
+{
+	(void)unused;
+	if (!guarded) {
+		BAD("signal %d, code %d, at %p", s, info->si_code, info->si_addr);
+		_exit(1);
+	}
+	siglongjmp(jump, s);
+}
+
+void catch_faults(void)
+{
+	struct sigaction a = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+
+	sigaction(SIGBUS, &a, NULL);
+	sigaction(SIGSEGV, &a, NULL);
+}
+
+/* As memcpy(), memcmp() and madvise(), of memory that may have SIGBUS. */
+int copy_guarded(void *to, const void *from, size_t len)
+{
+	if (sigsetjmp(jump, 1)) {
+		guarded = 0;
+		return -1;
+	}
+	guarded = 1;
+	memcpy(to, from, len);
+	guarded = 0;
+	return 0;
+}
+
+int compare_guarded(const void *a, const void *b, size_t len)
+{
+	int ret;
+
+	if (sigsetjmp(jump, 1)) {
+		guarded = 0;
+		return -1;
+	}
+	guarded = 1;
+	ret = memcmp(a, b, len) != 0;
+	guarded = 0;
+	return ret;
+}
+
+int advise_guarded(void *at, size_t len, int advice)
+{
+	int ret;
+
+	if (sigsetjmp(jump, 1)) {
+		guarded = 0;
+		return -1;
+	}
+	guarded = 1;
+	ret = madvise(at, len, advice);
+	guarded = 0;
+	return ret;
 }
 
 /* ---- control ---------------------------------------------------------------------- */

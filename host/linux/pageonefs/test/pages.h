@@ -54,6 +54,11 @@ struct file {
 struct file file_make(uint32_t pages);
 char *file_map(struct file f);
 char *file_map_privately(struct file f);
+/* As memcpy(), memcmp() and madvise(), of memory that may have SIGBUS: -1 then. */
+void catch_faults(void);
+int copy_guarded(void *to, const void *from, size_t len);
+int compare_guarded(const void *a, const void *b, size_t len);
+int advise_guarded(void *at, size_t len, int advice);
 int path_write(const char *path, const char *value);
 long path_number(const char *path, const char *name);
 

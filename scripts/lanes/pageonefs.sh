@@ -58,6 +58,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, fork copies what is mapped" "$kernel" 300 'OPTIONS=no_fork_bound=1 TESTS=references MUST_FAIL=1' || failed=1
     boot "Linux $version, a frame has any number of users" "$kernel" 300 'OPTIONS=no_user_bound=1 TESTS=full MUST_FAIL=1' || failed=1
     boot "Linux $version, what others hold and may write is not dirty" "$kernel" 300 'OPTIONS=no_pin_bits=1 TESTS=dirty_held MUST_FAIL=1' || failed=1
+    boot "Linux $version, a page is in its file before it is whole" "$kernel" 300 'OPTIONS=no_whole_page=1,slow=3000,slow_around=1500 TESTS=whole_pages MUST_FAIL=1' || failed=1
     boot "Linux $version, contents are not compared" "$kernel" 300 'OPTIONS=no_compare=1 TESTS=hammer MUST_FAIL=1' || failed=1
     [ "$accounts" -gt 0 ] || continue
     # The fuzzer of accounts finds each of these, too.

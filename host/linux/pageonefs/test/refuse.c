@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -66,6 +67,15 @@ static void sealed(void)
 
 /* ---- pages that become private ----------------------------------------------------------- */
 
+static void run_on(int cpu)
+{
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(cpu, &one);
+	sched_setaffinity(0, sizeof(one), &one);
+}
+
 /* Pages are merged, and made private by another process, while they are read: never as zeros. */
 static void whole_pages(void)
 {
@@ -90,6 +100,8 @@ static void whole_pages(void)
 	for (int other = 0; other < 2; other++) {
 		if (fork_child())
 			continue;
+		/* Both on one processor: a page in its batches is merged at once. */
+		run_on(0);
 		for (int i = 1; !sh->stop; i = i % MERGED + 1) {
 			uint64_t handle = frame;
 
@@ -102,7 +114,8 @@ static void whole_pages(void)
 		}
 		_exit(0);
 	}
-	while (reads < 10000 || sh->writes < 2000) {
+	run_on(1);
+	while (reads < 10000 || sh->writes < 1000) {
 		madvise(m, 16 * PAGE, MADV_DONTNEED);
 		/* Private: a read fault, and what lies around is mapped. */
 		wrong += !!memcmp(at(m, 0), page, PAGE);

@@ -19,7 +19,7 @@ mod store;
 mod tests;
 
 pub use mount::{Mount, OpenError};
-pub use mounts::{MountInfo, is_loaded, mounts, mounts_in};
+pub use mounts::{MountInfo, is_for, is_loaded, mounts, mounts_in};
 pub use store::{Store, StoreError};
 
 /// The version of the interface that this module speaks.

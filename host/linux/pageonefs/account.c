@@ -20,20 +20,17 @@
 
 #define OFFSET	(1ll << 50)
 
+/* Whatever is returned, pofs_account_free() is for the caller. */
 int pofs_account_init(struct pofs_account *a)
 {
-	int ret = percpu_counter_init(&a->merged, 0, GFP_KERNEL) ?: percpu_counter_init(&a->promised, 0, GFP_KERNEL) ?:
-		  percpu_init_rwsem(&a->moving);
-
 	a->moves = alloc_percpu(struct pofs_moves);
-	if (!ret && !a->moves)
-		ret = -ENOMEM;
-	if (ret)
-		pofs_account_free(a);
-	return ret;
+	if (!a->moves)
+		return -ENOMEM;
+	return percpu_counter_init(&a->merged, 0, GFP_KERNEL) ?: percpu_counter_init(&a->promised, 0, GFP_KERNEL) ?:
+	       percpu_init_rwsem(&a->moving);
 }
 
-/* Each may not have been made. */
+/* Once, also where not all of it could be made. */
 void pofs_account_free(struct pofs_account *a)
 {
 	free_percpu(a->moves);

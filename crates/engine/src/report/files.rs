@@ -87,12 +87,12 @@ fn client(file: &File, host: &OfHost<'_>) -> (ClientStatus, Option<Arc<Owner>>) 
     let why = why(&known);
     let owner = state.owner.clone().filter(|owner| owner.lives());
     let (pid, uid) = owner.as_ref().map_or((0, 0), |owner| (owner.pid, owner.uid));
-    let program = owner.as_ref().map_or("no process", |owner| &owner.name);
+    let inode = format!("inode {}", file.inode);
     let own = owner.as_ref().and_then(|owner| owner.own.get()).cloned().unwrap_or_default();
     let status = ClientStatus {
         pid,
         uid,
-        name: format!("{program} (inode {})", file.inode),
+        name: owner.as_ref().map_or(inode.clone(), |owner| format!("{} ({inode})", owner.name)),
         own_name: own.name,
         own_uuid: own.uuid,
         metrics,

@@ -17,6 +17,12 @@ pub struct MountInfo {
     pub domain: String,
 }
 
+/// Whether the module is for kernels of this release, such as `6.12.95-amd64`: for Debian's 6.1 and
+/// 6.12.
+pub fn is_for(release: &str) -> bool {
+    ["6.1.", "6.12."].iter().any(|series| release.starts_with(series))
+}
+
 /// Whether the module is loaded.
 pub fn is_loaded() -> bool {
     Path::new("/sys/module/pageonefs").exists()

@@ -77,9 +77,9 @@ impl State {
     pub(crate) fn unmanaged(&self) -> Option<String> {
         let limit = u64::from(PAGES) * kmem::PAGE_SIZE as u64;
         if self.cut >= CUT {
-            Some("only its beginning is merged: its pages lie scattered over too much of it".into())
+            Some("only its beginning, as its pages lie scattered over too much of it".into())
         } else if self.size > limit && self.plain.is_none() {
-            Some(format!("only its first {} GiB are merged", limit >> 30))
+            Some(format!("only its first {} TiB", limit.div_ceil(1 << 40)))
         } else {
             None
         }

@@ -48,7 +48,8 @@ impl<K: Kind> File<K> {
         }
         (state.asked, state.cut) = (end, if end < PAGES { state.cut + 1 } else { 0 });
         if state.cut == CUT {
-            tracing::warn!(inode = self.inode, uid = self.uid, "a file: {}", state.unmanaged().unwrap_or_default());
+            let why = state.unmanaged().unwrap_or_default();
+            tracing::warn!(inode = self.inode, uid = self.uid, "a file is merged in part: {why}");
         }
         state.totals.scans += 1;
         state.region.end_scan();

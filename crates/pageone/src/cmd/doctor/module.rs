@@ -2,6 +2,7 @@
 //! The agent is the default, so a host without the module lacks nothing.
 
 mod mounts;
+
 #[cfg(test)]
 mod tests;
 
@@ -9,7 +10,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use kmem::pageonefs::MountInfo;
+use kmem::pageonefs::{MountInfo, is_for};
 
 use super::process::read;
 use super::report::Check;
@@ -88,11 +89,6 @@ impl<'a> Module<'a> {
         self.loaded.is_some() || self.file.is_some() || self.source.is_some()
     }
 
-    /// Whether it is for this kernel.
-    fn is_for_kernel(&self) -> bool {
-        ["6.1.", "6.12."].iter().any(|series| self.release.starts_with(series))
-    }
-
     /// Whether this kernel has it.
     fn kernel(&self) -> Check {
         let (name, release) = ("module", &self.release);
@@ -110,7 +106,7 @@ impl<'a> Module<'a> {
                  not signed)",
             )
             .fix("modprobe pageonefs"),
-            (None, None, Some(_)) if !self.is_for_kernel() => Check::note(
+            (None, None, Some(_)) if !is_for(&self.release) => Check::note(
                 name,
                 format!("pageonefs is not for Linux {release}"),
                 format!("Debian's 6.1 and 6.12 have it{}; the agent merges on this one, too", self.elsewhere()),
@@ -127,7 +123,7 @@ impl<'a> Module<'a> {
                 format!("dkms builds it; if that fails, /var/lib/dkms/pageonefs/{version}/build/make.log says why"),
             )
             .fix(format!("dkms autoinstall -k {release}")),
-            (None, None, None) if self.is_for_kernel() => Check::note(
+            (None, None, None) if is_for(&self.release) => Check::note(
                 name,
                 format!("pageonefs is not installed{}", self.elsewhere()),
                 format!("the agent does without; memory that several processes map merges with the package {PACKAGE}"),

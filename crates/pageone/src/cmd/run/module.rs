@@ -12,7 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use guests::is_qemu;
 use guests::words::{options, written};
-use kmem::pageonefs::MountInfo;
+use kmem::pageonefs::{MountInfo, is_for};
 use rustix::fs::Access;
 
 use super::Start;
@@ -39,7 +39,7 @@ pub(super) fn prepare(
          as its memory"
     );
     let mounts = kmem::pageonefs::mounts().context("cannot read which file systems are mounted")?;
-    let mount = choose(&mounts, domain)?;
+    let mount = choose(&mounts, domain, &kmem::procfs::kernel_release().2)?;
     let writable = rustix::fs::access(&mount.path, Access::WRITE_OK | Access::EXEC_OK);
     writable.with_context(|| {
         format!(
@@ -73,13 +73,17 @@ pub(super) fn prepare(
 }
 
 /// The mount of this domain; the only one if none is named.
-fn choose<'a>(mounts: &'a [MountInfo], domain: Option<&str>) -> Result<&'a MountInfo> {
+fn choose<'a>(mounts: &'a [MountInfo], domain: Option<&str>, release: &str) -> Result<&'a MountInfo> {
     let known = || {
         let names = mounts.iter().map(|mount| format!("{} (domain {:?})", mount.path.display(), mount.domain));
         names.collect::<Vec<_>>().join(", ")
     };
     match (mounts, domain) {
-        ([], _) => bail!("pageonefs is not mounted; as root: {MOUNT}"),
+        ([], _) if is_for(release) => bail!("pageonefs is not mounted; as root: {MOUNT}"),
+        ([], _) => bail!(
+            "pageonefs is for Debian's kernels 6.1 and 6.12, and this is {release}: leave out --backend module, and the \
+             agent merges the guest"
+        ),
         (_, Some(domain)) => {
             let found = mounts.iter().find(|mount| mount.domain == domain);
             found.with_context(|| format!("no mount of pageonefs has domain {domain:?}: there are {}", known()))
@@ -136,21 +140,26 @@ mod tests {
     fn the_mount_of_the_domain_is_taken_or_the_only_one() {
         let (a, b) = (mount("/dev/a", "a"), mount("/dev/b", "b"));
         assert!(
-            choose(&[], None)
+            choose(&[], None, "6.12.1-amd64")
                 .unwrap_err()
                 .to_string()
                 .contains("pageonefs is not mounted; as root: install the package pageone-pageonefs-dkms")
         );
-        assert_eq!(choose(std::slice::from_ref(&a), None).unwrap(), &a);
+        assert_eq!(choose(std::slice::from_ref(&a), None, "6.18.1").unwrap(), &a);
         let both = [a, b];
-        assert_eq!(choose(&both, Some("b")).unwrap(), &both[1]);
+        assert_eq!(choose(&both, Some("b"), "6.18.1").unwrap(), &both[1]);
         assert!(
-            choose(&both, None)
+            choose(&both, None, "6.18.1")
                 .unwrap_err()
                 .to_string()
                 .contains("there are several mounts of pageonefs: name one by --domain: /dev/a")
         );
-        assert!(choose(&both, Some("c")).unwrap_err().to_string().contains("no mount of pageonefs has domain \"c\""));
+        assert!(
+            choose(&both, Some("c"), "6.18.1")
+                .unwrap_err()
+                .to_string()
+                .contains("no mount of pageonefs has domain \"c\"")
+        );
     }
 
     #[test]

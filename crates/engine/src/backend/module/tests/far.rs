@@ -107,7 +107,7 @@ fn the_length_of_a_file_costs_nothing() {
         assert_eq!(kernel.dirty(), far[3..], "what lies behind is left alone");
         assert!(file.state().region.bytes() < 64 << 10);
         let why = file.state().unmanaged().unwrap();
-        assert!(why.starts_with("only its first 16383 GiB"), "{why}");
+        assert!(why.starts_with("only its first 16 TiB"), "{why}");
     }
 }
 

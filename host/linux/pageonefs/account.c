@@ -128,8 +128,8 @@ void pofs_room_wait(struct pofs_room *room, struct pofs_account *a)
 	percpu_down_write(&a->moving);
 }
 
-/* Whether there is room for new pages, who is alone. */
-bool pofs_room_alone(struct pofs_room *room, long pages)
+/* Promises new pages where nobody else is: the sum is exact. False: there is no room. */
+bool pofs_room_promise(struct pofs_room *room, long pages)
 {
 	return promise(room, pages);
 }
@@ -140,7 +140,7 @@ int pofs_room_new(struct pofs_room *room, struct pofs_account *a, long pages)
 	if (pofs_room_enter(room, a, pages))
 		return 0;
 	pofs_room_wait(room, a);
-	if (pofs_room_alone(room, pages))
+	if (pofs_room_promise(room, pages))
 		return 0;
 	pofs_room_leave(room);
 	return -ENOSPC;

@@ -38,7 +38,7 @@ void pofs_account_open(struct pofs_account *a);
 void pofs_account_close(struct pofs_account *a);
 bool pofs_room_enter(struct pofs_room *room, struct pofs_account *a, long pages);
 void pofs_room_wait(struct pofs_room *room, struct pofs_account *a);
-bool pofs_room_alone(struct pofs_room *room, long pages);
+bool pofs_room_promise(struct pofs_room *room, long pages);
 int pofs_room_new(struct pofs_room *room, struct pofs_account *a, long pages);
 void pofs_room_leave(struct pofs_room *room);
 

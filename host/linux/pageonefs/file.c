@@ -147,7 +147,7 @@ static ssize_t write_some(struct file *file, loff_t pos, struct iov_iter *from)
 	void *data = NULL;
 	ssize_t ret;
 
-	/* It grows by another call. */
+	/* The part behind the end is the next call's. */
 	if (pos < size)
 		bytes = min_t(loff_t, bytes, size - pos);
 	if (fault_in_iov_iter_readable(from, bytes) == bytes)

@@ -210,7 +210,7 @@ void pofs_frame_put(struct pofs_domain *domain, struct page *frame)
  * A page pays for what is made for its file, whoever makes it: its memory cgroup is returned, which
  * stays while the page is locked.
  */
-struct mem_cgroup *pofs_pays(struct mem_cgroup **payer, struct page *page)
+struct mem_cgroup *pofs_payer_set(struct mem_cgroup **payer, struct page *page)
 {
 	struct mem_cgroup *memcg = folio_memcg(page_folio(page));
 
@@ -234,7 +234,7 @@ struct mem_cgroup *pofs_payer_get(struct mem_cgroup **payer)
 	return memcg;
 }
 
-void pofs_pays_no_more(struct mem_cgroup **payer)
+void pofs_payer_clear(struct mem_cgroup **payer)
 {
 	mem_cgroup_put(xchg(payer, NULL));
 }

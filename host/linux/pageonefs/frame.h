@@ -46,9 +46,9 @@ int pofs_frame_begin(struct pofs_domain *domain, struct page *page);
 void pofs_frame_put(struct pofs_domain *domain, struct page *frame);
 
 /* Who pays for a file. */
-struct mem_cgroup *pofs_pays(struct mem_cgroup **payer, struct page *page);
+struct mem_cgroup *pofs_payer_set(struct mem_cgroup **payer, struct page *page);
 struct mem_cgroup *pofs_payer_get(struct mem_cgroup **payer);
-void pofs_pays_no_more(struct mem_cgroup **payer);
+void pofs_payer_clear(struct mem_cgroup **payer);
 bool pofs_payer_has_room(void);
 
 #endif

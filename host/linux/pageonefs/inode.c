@@ -164,7 +164,7 @@ int pofs_room_for(struct pofs_room *room, struct pofs_inode *pi, pgoff_t index, 
 	pofs_room_wait(room, account);
 	/* As tmpfs does it before it refuses. */
 	pofs_recount(pofs_vfs(pi));
-	if (pofs_room_alone(room, is_hole(pi, index)))
+	if (pofs_room_promise(room, is_hole(pi, index)))
 		return 0;
 	pofs_room_leave(room);
 	return -ENOSPC;

@@ -239,7 +239,7 @@ static int store_entries(struct pofs_inode *pi, struct chunk *c)
 		i++;
 	if (i == c->n)
 		return 0;
-	active = set_active_memcg(pofs_pays(&pi->payer, c->pages[i]));
+	active = set_active_memcg(pofs_payer_set(&pi->payer, c->pages[i]));
 	/* Before the entries: a reader that finds one finds that there are some. */
 	atomic_long_add(c->n, &pi->count);
 	do {

@@ -70,7 +70,7 @@ void pofs_evict_inode(struct inode *inode)
 	xa_destroy(&pi->merged);
 	xa_destroy(&pi->lent);
 	pofs_dirty_free(pi);
-	pofs_pays_no_more(&pi->payer);
+	pofs_payer_clear(&pi->payer);
 }
 
 /* ---- directories ----------------------------------------------------------------- */
@@ -202,7 +202,8 @@ static int file_setattr(pofs_idmap *idmap, struct dentry *dentry, struct iattr *
 	pgoff_t first = DIV_ROUND_UP_ULL(size, PAGE_SIZE);
 	int ret;
 
-	if (!(attr->ia_valid & ATTR_SIZE) || size >= old) {
+	/* What is as long as it was is cut, too: the rest of its last page, and what lies behind. */
+	if (!(attr->ia_valid & ATTR_SIZE) || size > old || (size == old && pi->plain == PAGEONEFS_PLAIN_STORE)) {
 		ret = pofs_base.inode->setattr(idmap, dentry, attr);
 		if (!ret && i_size_read(inode) != old)
 			pofs_news(POFS_SB(inode->i_sb));
@@ -218,14 +219,15 @@ static int file_setattr(pofs_idmap *idmap, struct dentry *dentry, struct iattr *
 	if (size & ~PAGE_MASK)
 		ret = pofs_unmerge(pi, size >> PAGE_SHIFT, size >> PAGE_SHIFT);
 	if (!ret) {
-		pofs_cut_begin(pi, size >> PAGE_SHIFT, (old - 1) >> PAGE_SHIFT);
+		pofs_cut_begin(pi, size >> PAGE_SHIFT, ULONG_MAX);
 		ret = pofs_base.inode->setattr(idmap, dentry, attr);
-		if (!ret && i_size_read(inode) < old)
+		if (!ret)
 			pofs_erase(pi, first, ULONG_MAX);
-		pofs_cut_end(pi, size >> PAGE_SHIFT, (old - 1) >> PAGE_SHIFT);
+		pofs_cut_end(pi, size >> PAGE_SHIFT, ULONG_MAX);
 	}
 	pofs_unblock_merges(pi);
-	pofs_news(POFS_SB(inode->i_sb));
+	if (size < old)
+		pofs_news(POFS_SB(inode->i_sb));
 	return ret;
 }
 

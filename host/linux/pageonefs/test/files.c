@@ -196,6 +196,29 @@ static int faults(volatile char *p)
 	return 0;
 }
 
+/* Made as long as it is: the rest of its last page is cleared, and what lies behind goes. */
+static void same_length(struct file f, char *m, int merged)
+{
+	int mount = control_open(MOUNT);
+	uint64_t rest = 0, behind = 0;
+	struct stat st;
+
+	CHECK(!ftruncate(f.fd, 9 * PAGE - 100));
+	memset(at(m, 8), 0xee, PAGE);
+	CHECK(!fallocate(f.fd, FALLOC_FL_KEEP_SIZE, 10 * PAGE, 4 * PAGE));
+	if (merged) {
+		CHECK(!merge_patiently(mount, f, 8, &rest));
+		for (int i = 10; i < 14; i++)
+			CHECK(!merge_patiently(mount, f, i, &behind));
+	}
+	CHECK(!ftruncate(f.fd, 9 * PAGE - 100));
+	CHECK(!fstat(f.fd, &st) && st.st_blocks == 9 * PAGE / 512);
+	CHECK(!ftruncate(f.fd, 16 * PAGE));
+	CHECK((unsigned char)at(m, 9)[-101] == 0xee);
+	for (size_t i = 1; i <= 100; i++)
+		CHECK(!at(m, 9)[-i]);
+}
+
 /* Lengths and holes; `merged`: all pages are merged before each. */
 static void lengths_of(int merged)
 {
@@ -242,6 +265,7 @@ static void lengths_of(int merged)
 	CHECK(holds(at(m, 7), 7) && !memcmp(at(m, 8), buffer, 50) && !memcmp(at(m, 8) + 50, zeros, PAGE - 50));
 	for (int i = 9; i < 16; i++)
 		CHECK(holds(at(m, i), 0));
+	same_length(f, m, merged);
 	/* Written and read by calls, across pages; MADV_REMOVE and MADV_DONTNEED. */
 	if (merged)
 		all_merged(f, m, 8);

@@ -95,7 +95,9 @@ static void full(void)
 	for (int i = 1; i < 256; i++) {
 		frame = first;
 		CHECK(!merge_patiently(mount, f, i, &frame));
-		uses[frame - first]++;
+		CHECK(frame >= first && frame - first < 256);
+		if (frame >= first && frame - first < 256)
+			uses[frame - first]++;
 	}
 	CHECK(stats().frames - before == 32 && uses[0] == 7);
 	for (int i = 0; i < 256; i++)

@@ -122,6 +122,23 @@ impl Drop for Over<'_> {
     }
 }
 
+/// Has the kernel's setting as it was when it goes.
+struct Overcommit(String);
+
+impl Overcommit {
+    fn set(value: &str) -> Self {
+        let before = std::fs::read_to_string(OVERCOMMIT).unwrap();
+        std::fs::write(OVERCOMMIT, value).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for Overcommit {
+    fn drop(&mut self) {
+        let _ = std::fs::write(OVERCOMMIT, self.0.trim());
+    }
+}
+
 const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
 
 #[test]
@@ -130,8 +147,7 @@ fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
         return skipped("pageonefs is not mounted: `make test-pageonefs` boots guests with it");
     };
     // Elsewise no such file can be made.
-    let before = std::fs::read_to_string(OVERCOMMIT).unwrap();
-    std::fs::write(OVERCOMMIT, "1").unwrap();
+    let _always = Overcommit::set("1");
     let mut daemon = Daemon::with(&["--merge-period", "0.5"]);
     let pair = || {
         let files = ["one", "two"].map(|name| Held::new(&mount.path, name));
@@ -175,7 +191,6 @@ fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
     daemon.signal(libc::SIGTERM);
     eventually("the daemon ends", Duration::from_secs(3), || daemon.has_ended().then_some(()));
     drop(claims);
-    std::fs::write(OVERCOMMIT, before.trim()).unwrap();
 }
 
 #[test]

@@ -11,8 +11,8 @@ use super::file::{Digests, File, Kind};
 use crate::core::content::index::{Content, Place, Seen, Sighting};
 use crate::core::ledger::Entry;
 
-/// Frames that are remembered at most: 4 MiB.
-const FRAMES: usize = 1 << 17;
+/// Frames that are remembered at most, for each file that is being merged: 0.8 MiB.
+const FRAMES: usize = 1 << 14;
 
 /// The handles of contents and their digests, by the kernel's handles of their frames.
 #[derive(Default)]

@@ -21,7 +21,7 @@ use crate::paths;
 /// How a mount is made, for messages. Those who may make files in it share with each other: so it
 /// is one user's.
 pub(crate) const MOUNT: &str = "install the package pageone-pageonefs-dkms, mkdir -p /mnt/pageone, mount -t pageonefs -o \
-                                domain=guests,huge=advise,size=90%,mode=0700,uid=USER none /mnt/pageone";
+                                domain=guests,huge=advise,size=SUM-OF-RAM,mode=0700,uid=USER none /mnt/pageone";
 
 /// Adds words to `command`, which starts the program. `domain`: of the mount that is to be taken.
 /// `dir`: the daemon's directory, if it was named.

@@ -69,6 +69,7 @@ static int load_one(const struct range *g, const char *how)
 {
 	static char seen[PAGE];
 
+	look_for_room();
 	if (copy_guarded(seen, there(g), PAGE)) {
 		refused(g, 0, how, EFAULT);
 		return -1;
@@ -294,13 +295,11 @@ static long cut(bool unpinned)
 		struct pageonefs_punch p = { .id = me.id[g.file], .start = g.first, .pages = g.n, .held = (uintptr_t)&held };
 
 		/* As the daemon does. A reader has a page for a moment. */
-		if (seteuid(0))
-			BAD("seteuid");
+		become(0);
 		do
 			ret = ioctl(me.control, PAGEONEFS_PUNCH, &p);
 		while (!ret && held);
-		if (seteuid(1000 + me.tenant))
-			BAD("seteuid");
+		become(1000 + me.tenant);
 		/* A plain file is not punched so. */
 		if (ret && errno == EBUSY && g.file) {
 			settle(&g, false);

@@ -66,8 +66,25 @@ bool pick(struct range *g, uint32_t most)
 	return true;
 }
 
+/* Whether the mount surely has room, also for what its workers are just about to have. */
+static bool room(void)
+{
+	uint32_t used = 0;
+
+	for (uint32_t i = 0; i < TENANT_PAGES; i++)
+		used += w->pages[me.tenant][i].here != HERE_NO;
+	return used + 2 * WORKERS * MOST < w->size[me.tenant];
+}
+
+/* The mount's other worker may give much back in the midst of a call: so, before it, too. */
+void look_for_room(void)
+{
+	me.room = room();
+}
+
 void change(const struct range *g, const char *deed, int what)
 {
+	look_for_room();
 	for (uint32_t i = 0; i < g->n; i++) {
 		struct model *p = model(g, i);
 
@@ -103,20 +120,7 @@ void wrong(const struct range *g, uint32_t i, const char *how, const char *seen)
 	    holds(seen, 0) ? " (zeros)" : "");
 }
 
-/* ---- what may be refused -------------------------------------------------------------- */
-
-/* Whether the mount surely has room, also for what its workers are just about to have. */
-static bool room(long *used, long *free)
-{
-	struct statfs f = { 0 };
-
-	*used = 0;
-	for (uint32_t i = 0; i < TENANT_PAGES; i++)
-		*used += w->pages[me.tenant][i].here != HERE_NO;
-	fstatfs(me.control, &f);
-	*free = f.f_bfree;
-	return *used + 2 * WORKERS * MOST < (long)w->size[me.tenant];
-}
+/* ---- what may be refused ---------------------------------------------------------------- */
 
 /*
  * A call or a fault has failed. tmpfs fails for want of room or memory, and never at a page that is
@@ -126,14 +130,11 @@ void refused(const struct range *g, uint32_t i, const char *what, int error)
 {
 	struct model *p = model(g, i);
 	bool tight = w->tight == me.tenant;
-	long used = 0, free = 0;
 
 	if (w->faults)
 		return;
-	if (error == ENOMEM ? tight : p->here != HERE_YES && (tight || !room(&used, &free)))
+	if (error == ENOMEM ? tight : p->here != HERE_YES && (tight || !me.room || !room()))
 		return;
-	if (p->here != HERE_YES)
-		printf("    of %u pages %ld are there, and %ld free by statfs\n", w->size[me.tenant], used, free);
 	BAD("tenant %d: %s of page %u of file %d, which is %sthere, is refused (%s)%s; before: %s in round %d, now %d", me.tenant, what,
 	    g->first + i, g->file, p->here == HERE_YES ? "" : p->here == HERE_NO ? "not " : "perhaps ",
 	    error == EFAULT ? "SIGBUS" : strerror(error), p->here == HERE_YES ? "" : ", and the mount has room", p->deed, p->round,
@@ -247,11 +248,9 @@ long renew(void)
 		BAD("a file");
 	w->own[me.number] = OWN_PAGES;
 	map_file(1);
-	if (seteuid(0))
-		BAD("seteuid");
+	become(0);
 	know(1);
-	if (seteuid(1000 + me.tenant))
-		BAD("seteuid");
+	become(1000 + me.tenant);
 	return 0;
 }
 

@@ -13,6 +13,7 @@ struct hand {
 	int number, tenant, control, fd[2];
 	uint64_t r, id[2];
 	char *map[2];
+	bool room;
 };
 extern struct hand me;
 extern char buf[MOST * PAGE];
@@ -26,6 +27,7 @@ char *there(const struct range *g);
 bool pick(struct range *g, uint32_t most);
 void change(const struct range *g, const char *deed, int what);
 void changed(const struct range *g, int here);
+void look_for_room(void);
 void wrong(const struct range *g, uint32_t i, const char *how, const char *seen);
 void refused(const struct range *g, uint32_t i, const char *what, int error);
 void settle(const struct range *g, bool half);

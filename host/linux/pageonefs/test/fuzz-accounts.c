@@ -70,11 +70,26 @@ static void write_number(const char *path, long value)
 		BAD("%s", path);
 }
 
-/* From now on the kernel's allocations for this process may fail, or not. */
+/* This may lack memory, too. */
+void become(uid_t user)
+{
+	while (seteuid(user))
+		if (errno != ENOMEM)
+			BAD("seteuid");
+}
+
+/* From now on allocations for this process may fail, or not. It takes root to say so. */
 void may_fail(bool on)
 {
-	if (fail >= 0 && pwrite(fail, on ? "1" : "0", 1, 0) != 1)
-		BAD("make-it-fail");
+	uid_t user = geteuid();
+
+	if (fail < 0)
+		return;
+	become(0);
+	while (pwrite(fail, on ? "1" : "0", 1, 0) != 1)
+		if (errno != ENOMEM)
+			BAD("make-it-fail");
+	become(user);
 }
 
 /* False at the end. Waits where all have to. */

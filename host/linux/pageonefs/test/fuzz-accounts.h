@@ -81,6 +81,7 @@ static inline uint64_t rnd(uint64_t *r, uint64_t below)
 
 /* fuzz-accounts.c */
 bool go_on(int process);
+void become(uid_t user);
 void may_fail(bool on);
 int group_write(const char *group, const char *file, long value);
 void mount_path(char *path, int tenant);

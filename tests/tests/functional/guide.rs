@@ -211,7 +211,7 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 ("sudo pageone doctor", By("tests/tests/functional/module.rs", "\"doctor\"")),
                 ("sudo mkdir -p /mnt/pageone", By(MODULE, "mkdir -p /mnt/pageone")),
                 (
-                    "sudo mount -t pageonefs -o domain=guests,huge=advise,size=90%,mode=0700,uid=64055 none /mnt/pageone",
+                    "sudo mount -t pageonefs -o domain=guests,huge=advise,size=48G,mode=0700,uid=64055 none /mnt/pageone",
                     By(MODULE, "mount -t pageonefs -o domain="),
                 ),
                 (

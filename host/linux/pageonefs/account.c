@@ -9,10 +9,10 @@
  *  - While a page goes from merged to private, or back, it may be counted twice, and never less
  *    than once. Who moves pages holds `moving` for reading. Who finds no room waits until nobody
  *    moves any, and then the sum is exact: so nobody is refused for a page that counts twice.
- *  - A new page is promised first, and then it is looked whether there is room: two never take the
- *    same. Near the limit a sum holds only if nobody has moved pages while it was made (`moves`). A
- *    page that goes between the look at it and tmpfs's turn comes again without a promise: that is
- *    at most one for each thread that is just there.
+ *  - A new page is promised before the room for it is checked: so two never take the same room.
+ *    Near the limit a sum holds only if nobody has moved pages while it was made (`moves`). A page
+ *    that goes after it was found, and before tmpfs's turn, is made anew without a promise: at most
+ *    one for each thread that is there just then.
  *
  * `moving` comes before the locks of pages and after all others. Nobody takes it twice.
  */
@@ -86,8 +86,8 @@ static bool fits(struct pofs_account *a, s64 most, bool alone)
 	return pages <= most && (alone || moves <= 1);
 }
 
-/* Promises new pages, if there is room. */
-static bool promise(struct pofs_room *room, long pages)
+/* Promises new pages. False: there is no room, or nobody can tell while others move pages. */
+bool pofs_room_promise(struct pofs_room *room, long pages)
 {
 	struct pofs_account *a = room->account;
 	s64 most = READ_ONCE(a->tmpfs->max_blocks), rough;
@@ -115,23 +115,17 @@ bool pofs_room_enter(struct pofs_room *room, struct pofs_account *a, long pages)
 	*room = (struct pofs_room){ .account = a };
 	percpu_down_read(&a->moving);
 	this_cpu_inc(a->moves->begun);
-	if (promise(room, pages))
+	if (pofs_room_promise(room, pages))
 		return true;
 	pofs_room_leave(room);
 	return false;
 }
 
-/* Waits until nobody else is there. */
+/* Waits until nobody else is there: the sum is exact then. */
 void pofs_room_wait(struct pofs_room *room, struct pofs_account *a)
 {
 	*room = (struct pofs_room){ .account = a, .alone = true };
 	percpu_down_write(&a->moving);
-}
-
-/* Promises new pages where nobody else is: the sum is exact. False: there is no room. */
-bool pofs_room_promise(struct pofs_room *room, long pages)
-{
-	return promise(room, pages);
 }
 
 /* For new pages, whatever is there. */

@@ -250,7 +250,7 @@ static int punch(struct inode *inode, loff_t offset, loff_t len)
 	return 0;
 }
 
-/* A private page, with zeros from `from` to `to`. It is the caller's that merges are blocked. */
+/* A private page, with zeros from `from` to `to`. The caller has blocked merges. */
 static int allocate_one(struct pofs_inode *pi, pgoff_t index, unsigned int from, unsigned int to)
 {
 	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
@@ -298,8 +298,8 @@ static int allocate_all(struct pofs_inode *pi, loff_t offset, loff_t end, bool z
 }
 
 /*
- * All pages are there, and private, before anything of them is cleared: what is refused has changed
- * no byte, and no length. The file is locked, and merges are blocked.
+ * All pages are there, and private, before anything of them is cleared: want of room is found
+ * before a byte changes. The file is locked, and merges are blocked.
  */
 static int allocate(struct file *file, int mode, loff_t offset, loff_t len)
 {
@@ -421,6 +421,7 @@ static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t le
 	struct inode *inode = file_inode(file);
 	struct pofs_inode *pi = POFS_I(inode);
 	loff_t old;
+	bool refused;
 	long ret;
 
 	switch (mode) {
@@ -439,13 +440,15 @@ static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t le
 	inode_lock(inode);
 	pofs_block_merges(pi);
 	old = i_size_read(inode);
-	if (sealed(inode, F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) && !pofs_no_first_check)
+	refused = sealed(inode, F_SEAL_WRITE | F_SEAL_FUTURE_WRITE);
+	if (refused && !pofs_no_first_check)
 		ret = -EPERM;
 	else if (mode & FALLOC_FL_PUNCH_HOLE)
 		ret = punch(inode, offset, len);
 	else
 		ret = allocate(file, mode, offset, len);
-	if (sealed(inode, F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
+	/* Too late, with that guard off. */
+	if (refused)
 		ret = -EPERM;
 	if (!ret)
 		file_modified(file);

@@ -133,8 +133,8 @@ struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content, st
 }
 
 /*
- * As a new user of it, or of another with its content where it is full, with a reference; or NULL,
- * and why. Under RCU; *xas is of the domain's table.
+ * The frame, or another of its content where it is full: the caller is a new user of it, and has a
+ * reference. NULL: neither, and why. Under RCU; *xas is of the domain's table.
  */
 struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error)
 {
@@ -240,8 +240,8 @@ void pofs_payer_clear(struct mem_cgroup **payer)
 }
 
 /*
- * Whether the payer has room for a page and a node of the file's table. tmpfs would rather have a
- * task of its killed. What is freed here is kept for the next charge of this processor.
+ * Whether the payer has room for a page and a node of the file's table. tmpfs's own charge would
+ * have one of its tasks killed. What is freed here stays charged for this processor's next charge.
  */
 bool pofs_payer_has_room(void)
 {

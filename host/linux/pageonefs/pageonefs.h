@@ -55,7 +55,8 @@
  *    it means nothing until the frame is copied into it. Who makes such a page holds its lock
  *    until then. If it stays without content, it leaves the file before it is unlocked.
  *  - Pages are made and merged within a mount's account (pofs_room): account.c. It comes after the
- *    locks of directories, files and `faults`, and before those of pages.
+ *    locks of directories, files and `faults`, and before those of pages. Mappings of stores, and
+ *    on 6.1 of plain files, are tmpfs's own: their pages are counted, and not refused.
  *  - A fault holds the file's `faults` for reading. A file that is punched unless it is pinned
  *    (pofs_punch) has no faults meanwhile, so that no page is mapped, and none can be pinned.
  *  - A huge page is mapped whole while nothing of its 2 MiB is merged: huge.c.

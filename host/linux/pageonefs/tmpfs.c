@@ -36,7 +36,7 @@ int __init pofs_tmpfs_start(void)
 	pofs_base.type = sb->s_type;
 	pofs_base.dir_file = d_inode(sb->s_root)->i_fop;
 	fput(file);
-	if (!ret && (!pofs_base.vm || !pofs_base.vm->fault || !pofs_base.file->fallocate || !pofs_base.dir->create))
+	if (!ret && (!pofs_base.vm || !pofs_base.vm->fault || !pofs_base.file->read_iter || !pofs_base.dir->create))
 		ret = -EOPNOTSUPP;
 	return ret;
 }

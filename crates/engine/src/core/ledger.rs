@@ -29,4 +29,4 @@ pub(crate) use emptied::Emptied;
 pub(crate) use entries::Counts;
 pub(crate) use entries::Entry;
 pub(crate) use region::{LedgerError, Region};
-pub(crate) use sparse::{PAGES, Sparse};
+pub(crate) use sparse::{ALL, PAGES, Sparse};

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus, Reason, Remarks};
+use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus, Reason, RefusedStatus, Remarks};
 use kmem::pageonefs::Plain;
 
+use crate::access::Access;
 use crate::backend::module::mounts::OfMount;
 use crate::backend::module::{File, Owner};
 use crate::core::ledger::PAGES;
@@ -48,6 +49,21 @@ pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<(DomainStatu
         (domain, owners)
     };
     domains.into_iter().map(of).collect()
+}
+
+/// Files that are not merged, as their users have too many. Whose processes and tenants they are is
+/// not known: so only who may see all sees them.
+pub(super) fn left_out(mounts: &[OfMount], access: &Access) -> Vec<RefusedStatus> {
+    let seen = mounts.iter().filter(|_| *access == Access::All);
+    let users = seen.flat_map(|mount| mount.left_out.iter().map(move |(&uid, files)| (mount, uid, files)));
+    let of = |(mount, uid, files): (&OfMount, u32, &u64)| RefusedStatus {
+        uid,
+        name: format!("files of {}", mount.name),
+        reason: format!("{files} files are not merged: a user may have as many as are left for others"),
+        times: 1,
+        ..RefusedStatus::default()
+    };
+    users.map(of).collect()
 }
 
 fn client(file: &File, host: &OfHost<'_>) -> (ClientStatus, Option<Arc<Owner>>) {
@@ -120,5 +136,23 @@ fn plain(plain: Plain) -> String {
                 "its file is plain, for reason {reason} of the module's, which this daemon does not know: update it"
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::module::contents::Contents;
+    use crate::core::content::seed::Seed;
+
+    #[test]
+    fn files_that_are_left_out_are_told_to_who_may_see_all_and_to_nobody_else() {
+        let (stats, files) = Default::default();
+        let contents = Arc::new(Contents::new(Seed::random()));
+        let mounts = [OfMount { name: "/mnt/a".into(), stats, contents, files, left_out: [(1000, 7)].into() }];
+        let told = left_out(&mounts, &Access::All);
+        assert!(told.len() == 1 && told[0].uid == 1000 && told[0].reason.starts_with("7 files"), "{told:?}");
+        // Another tenant's processes may have the same user.
+        assert!([Access::Of(1000, None), Access::Nobody].iter().all(|access| left_out(&mounts, access).is_empty()));
     }
 }

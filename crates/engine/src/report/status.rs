@@ -87,24 +87,7 @@ fn add_files(shared: &Shared, files: &Files, status: &mut Status, of_host: &OfHo
             status.domains.push(domain);
         }
     }
-    for mount in &mounts {
-        let mine = |uid: u32| match access {
-            Access::All => true,
-            Access::Of(own, _) => *own == uid,
-            Access::Nobody => false,
-        };
-        status.refused.extend(mount.left_out.iter().filter(|(uid, _)| mine(**uid)).map(|(&uid, files)| {
-            RefusedStatus {
-                uid,
-                name: format!("files of {}", mount.name),
-                reason: format!(
-                    "{files} files are not merged: one user's files may have half of the numbers that there are"
-                ),
-                times: 1,
-                ..RefusedStatus::default()
-            }
-        }));
-    }
+    status.refused.extend(super::files::left_out(&mounts, access));
     let mut totals = files.gone();
     mounts.iter().flat_map(|mount| &mount.files).for_each(|file| totals += file.state().totals);
     status.metrics.pages_merged_total += totals.merged;

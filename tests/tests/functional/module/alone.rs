@@ -146,7 +146,7 @@ fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
     let Some(mount) = kmem::pageonefs::mounts().unwrap().into_iter().next() else {
         return skipped("pageonefs is not mounted: `make test-pageonefs` boots guests with it");
     };
-    // Elsewise no such file can be made.
+    // Otherwise no such file can be made.
     let _always = Overcommit::set("1");
     let mut daemon = Daemon::with(&["--merge-period", "0.5"]);
     let pair = || {
@@ -213,7 +213,9 @@ fn many_small_files_are_merged() {
 fn told(daemon: &Daemon, inode: u64) -> Option<Value> {
     let status = daemon.status();
     let clients = status["domains"].as_array()?.iter().flat_map(|domain| domain["clients"].as_array().into_iter());
-    let is_it = |client: &&Value| client["name"].as_str().is_some_and(|name| name.contains(&format!("inode {inode})")));
+    let is_it = |client: &&Value| {
+        client["name"].as_str().is_some_and(|name| name.trim_end_matches(')').ends_with(&format!("inode {inode}")))
+    };
     clients.flatten().find(is_it).cloned()
 }
 

@@ -18,7 +18,7 @@ use crate::backend::module::file::{CHUNK, File, State};
 use crate::backend::module::merge::ByNumber;
 use crate::backend::module::settle::{Wanted, settle};
 use crate::core::content::index::{Content, Place};
-use crate::core::ledger::{Entry, Sparse};
+use crate::core::ledger::{ALL, Entry};
 use crate::core::merge::pass::Pace;
 use crate::world::shared::Shared;
 
@@ -53,7 +53,7 @@ impl Join<'_> {
     fn file(&mut self, file: &File) -> Result<(), Errno> {
         let pages: Vec<(PageNo, Entry<Content>, u32)> = {
             let state = file.state();
-            let known = state.region.known(Sparse::<Content>::all()).map(|page| (page, state.region.entry(page)));
+            let known = state.region.known(ALL).map(|page| (page, state.region.entry(page)));
             let with_handle = known.filter_map(|(page, entry)| match entry {
                 Entry::Merged(Content(handle)) | Entry::Unshared(handle) => Some((page, entry, handle)),
                 _ => None,

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use kmem::pageonefs::Page;
+use kmem::pageonefs::{Entry as Pairing, Page};
 use rustix::io::Errno;
 use wire::PageNo;
 
@@ -18,14 +18,22 @@ const FRAMES: usize = 1 << 14;
 #[derive(Default)]
 pub(super) struct Known(HashMap<u64, (u32, u64)>);
 
+/// What is still to be done for pages that were adopted.
+#[derive(Default)]
+pub(super) struct Adopted {
+    /// Pages that were sighted with their contents: they are to be looked at again, and merged.
+    pub(super) again: Vec<Sighting>,
+    /// Pages whose contents have another frame by now: they are to move to that, if they can.
+    pub(super) moves: Vec<Pairing>,
+}
+
 impl<K: Kind> File<K> {
-    /// These pages use these frames, and the ledger does not know it. Returns which pages were
-    /// sighted with their contents: they are to be looked at again, and merged.
+    /// These pages, in ascending order, use these frames, and the ledger does not know it.
     /// `Err`: the file is gone, or its mount.
-    pub(super) fn adopt(&self, used: &[(PageNo, u64)], known: &mut Known) -> Result<Vec<Sighting>, Errno> {
-        let (mut sighted, mut framed) = (Vec::new(), Vec::new());
+    pub(super) fn adopt(&self, used: &[(PageNo, u64)], known: &mut Known) -> Result<Adopted, Errno> {
+        let (mut adopted, mut framed) = (Adopted::default(), Vec::new());
         if used.is_empty() {
-            return Ok(sighted);
+            return Ok(adopted);
         }
         let index = &self.contents.index;
         let known = &mut known.0;
@@ -50,7 +58,7 @@ impl<K: Kind> File<K> {
                 Some(Seen::Known(handle)) => {
                     match index.place(handle, digest) {
                         Some(place @ Place::Sighted(there)) if index.change(handle, place, Place::Below(frame)) => {
-                            sighted.push(there);
+                            adopted.again.push(there);
                         }
                         // Another frame of this content.
                         Some(_) => framed.push((handle, frame)),
@@ -69,11 +77,16 @@ impl<K: Kind> File<K> {
             {
                 let before = state.region.set(page, Entry::Merged(Content(handle)));
                 self.drop_entry(page, before);
+                if let Some((_, Place::Below(other))) =
+                    index.get(handle).filter(|&(_, place)| place != Place::Below(frame))
+                {
+                    adopted.moves.push(Pairing::new(page.into(), Some(other)));
+                }
             } else {
                 // The page of the frame that was digested has changed just now.
                 state.region.restart(page);
             }
         }
-        Ok(sighted)
+        Ok(adopted)
     }
 }

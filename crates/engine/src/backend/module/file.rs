@@ -11,7 +11,7 @@ use super::contents::Contents;
 use super::kernel::Kernel;
 use super::owner::Owner;
 use crate::core::content::index::{ClientId, Content, Place, Sighting};
-use crate::core::ledger::{Entry, PAGES, Sparse};
+use crate::core::ledger::{ALL, Entry, PAGES, Sparse};
 use crate::core::recycle::state::Recycling;
 
 /// Sums over a file's life.
@@ -202,7 +202,7 @@ impl<K: Kind> File<K> {
     }
 
     pub(crate) fn reap(&self) {
-        self.forget(&mut self.state(), Sparse::<Content>::all());
+        self.forget(&mut self.state(), ALL);
     }
 
     /// Digests pages within [`CHUNK`] of the first one's word of bits; a word for each.

@@ -4,10 +4,9 @@ use kmem::pageonefs::Page;
 use rustix::io::Errno;
 use wire::PageNo;
 
-use super::adopt::Known;
+use super::adopt::{Adopted, Known};
 use super::file::{CHUNK, Digests, File, Kind, window};
 use super::settle::Wanted;
-use crate::core::content::index::Sighting;
 use crate::core::ledger::Entry;
 use crate::core::merge::lookup as merge;
 use crate::core::merge::predict::Prediction;
@@ -27,8 +26,7 @@ pub(crate) struct Found {
     pub(crate) wanted: Vec<Wanted>,
     /// Digests that were new: these pages stand for them.
     pub(super) new: Vec<u64>,
-    /// Pages that stood for a content whose frame was found: they are to be looked at again.
-    pub(super) again: Vec<Sighting>,
+    pub(super) adopted: Adopted,
 }
 
 /// The next candidates of a file, of pages that one call can digest.
@@ -61,11 +59,11 @@ impl Lookup {
             }
         }
         // Merged before this daemon began; or written just when it was merged, and yet the same.
-        let again = file.adopt(&used, &mut self.frames)?;
+        let adopted = file.adopt(&used, &mut self.frames)?;
         let index = &file.contents.index;
         let digests: Vec<u64> = known.iter().map(|&(_, digest)| digest).collect();
         self.known.begin(index, &digests);
-        let mut found = Found { again, ..Found::default() };
+        let mut found = Found { adopted, ..Found::default() };
         // Locked until the ledger has what the index has: other files' threads look at both.
         let mut state = file.state();
         for (at, &(page, digest)) in known.iter().enumerate() {

@@ -75,7 +75,7 @@ impl Steps for Merge<'_> {
             Next::Candidates(pages) => {
                 let found = self.lookup.look_up(self.file, &pages)?;
                 let neighbour = self.file.contents.neighbour();
-                for there in found.again {
+                for there in found.adopted.again {
                     match (self.all.get(&there.client), &neighbour) {
                         (Some(file), _) => file.state().region.restart(there.page),
                         (None, Some(neighbour)) => neighbour.look_again(there),
@@ -84,6 +84,11 @@ impl Steps for Merge<'_> {
                 }
                 if let Some(neighbour) = neighbour {
                     neighbour.sighted(self.shared, &found.new);
+                }
+                let mut moves = found.adopted.moves;
+                if !moves.is_empty() {
+                    // Whichever does not go stays where it is.
+                    self.file.kernel.merge(self.file.id, &mut moves)?;
                 }
                 self.merge_all(&found.wanted)?;
                 Ok(pages.last().map(|&last| last + 1))

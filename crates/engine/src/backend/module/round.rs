@@ -16,9 +16,8 @@ use super::merge::ByNumber;
 use super::mounts::{Files, Mount, State};
 use super::recycle::guests::find_guests;
 use super::{USER, owner};
-use crate::core::content::index::Content;
 use crate::core::content::seed::Seed;
-use crate::core::ledger::Sparse;
+use crate::core::ledger::ALL;
 use crate::core::merge::pass::{self, Steps};
 use crate::world::shared::Shared;
 
@@ -196,9 +195,8 @@ impl File {
         state.listed(listed);
         let plain = listed.plain();
         if plain.is_some() && state.plain.is_none() {
-            let all = Sparse::<Content>::all();
-            self.forget(&mut state, all);
-            state.region.forget_ages(all);
+            self.forget(&mut state, ALL);
+            state.region.forget_ages(ALL);
             tracing::info!(inode = self.inode, "a file is not merged any more: {plain:?}");
         }
         state.plain = plain;

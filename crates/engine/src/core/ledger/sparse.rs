@@ -20,6 +20,9 @@ const PART: u32 = 64 * u32::BITS;
 /// them is not merged.
 pub(crate) const PAGES: u32 = u32::MAX / (1 << 15) * (1 << 15);
 
+/// All of them.
+pub(crate) const ALL: Run = Run::new(PageNo(0), PAGES);
+
 struct Part<S> {
     number: u32,
     region: Region<S>,
@@ -73,10 +76,6 @@ pub(crate) struct Sparse<S> {
 impl<S: MergedWith> Sparse<S> {
     pub(crate) fn new() -> Self {
         Self { parts: Vec::new(), last: Cell::new(0), most: usize::MAX, free: None }
-    }
-
-    pub(crate) fn all() -> Run {
-        Run::new(PageNo(0), PAGES)
     }
 
     fn find(&self, number: u32) -> Result<usize, usize> {

@@ -26,8 +26,7 @@ use super::sweep::Sweeper;
 use crate::backend::module::file::File;
 use crate::backend::module::kernel::Kernel;
 use crate::backend::module::tests::{Fake, Rounds, World};
-use crate::core::content::index::Content;
-use crate::core::ledger::Sparse;
+use crate::core::ledger::ALL;
 use crate::core::ledger::free_pages::tests::{guest_side, pool};
 use crate::core::ledger::free_pages::{FreePages, Marks};
 use crate::core::recycle::device;
@@ -140,7 +139,7 @@ impl Guest {
     fn check(&self) {
         for (number, file) in self.files().iter().enumerate() {
             let state = file.state();
-            for page in state.region.recycled(Sparse::<Content>::all()) {
+            for page in state.region.recycled(ALL) {
                 assert_eq!(self.content(number, page.index()), 0, "page {page} of file {number} is in use");
             }
         }

@@ -96,7 +96,7 @@ proptest! {
             }
         }
         // What is at rest and unknown costs nothing.
-        let all = Sparse::<Content>::all();
+        let all = ALL;
         sparse.known(all).collect::<Vec<_>>().into_iter().for_each(|page| _ = sparse.set(page, Entry::Fresh));
         sparse.forget_ages(all);
         (0..3).for_each(|_| sparse.end_scan());
@@ -145,7 +145,7 @@ fn there_are_no_more_parts_than_there_may_be() {
 fn recycled_pages_become_ordinary_ones_in_steps() {
     let mut sparse = Sparse::<Content>::new();
     sparse.recycle(Run::new(PageNo(PART - 10), 20), |_, _| {});
-    assert_eq!(sparse.recycled(Sparse::<Content>::all()).count(), 20);
+    assert_eq!(sparse.recycled(ALL).count(), 20);
     let (mut next, mut steps) = (Some(PageNo(0)), 0);
     while let Some(from) = next {
         next = sparse.forget_recycled(from, 8);

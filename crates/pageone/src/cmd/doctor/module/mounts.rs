@@ -117,7 +117,7 @@ pub(super) fn of(mount: &MountInfo, facts: &Facts) -> Check {
         return Check::note(
             NAME,
             format!("{found}; a file of uid {uid} is longer than that"),
-            "it can never be filled: its user is killed where nothing is left; others are merged as ever",
+            "if it is a guest's RAM, `mount -o remount,size=…`: its user is killed where nothing is left; others are merged as ever",
         );
     }
     if facts.size > 0 && facts.left < LEAST {

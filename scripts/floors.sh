@@ -27,7 +27,7 @@ floors() {
         agent) printf '%s\n' interface intercept service daemon recycle window runtime ;;
         mpool) printf '%s\n' fuzzing map pool objects sim disk finding error ;;
         # As pageonefs.h draws them.
-        pageonefs) printf '%s\n' main control super names file 'fault merge scan lend' 'read holders' huge inode frame \
+        pageonefs) printf '%s\n' main control super names 'file punch' 'fault merge scan lend' 'read holders' huge inode frame \
             'mapping vector' account tmpfs guards pageonefs 'uapi versions' ;;
         ppr) printf '%s\n' main 'hooks stats' pool versions ;;
     esac

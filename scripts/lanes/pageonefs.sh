@@ -46,6 +46,9 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     complains='BUG: Bad page cache' boot "Linux $version, lent pages leave their store as others do" "$kernel" 300 'OPTIONS=no_recall=1 TESTS=lend_cut MUST_FAIL=1' || failed=1
     boot "Linux $version, a copy needs room as a new page does" "$kernel" 300 'OPTIONS=no_copy_room=1 TESTS=full_idle MUST_FAIL=1' || failed=1
     boot "Linux $version, nobody waits for pages that count twice" "$kernel" 300 'OPTIONS=no_room_wait=1 TESTS=full_holes MUST_FAIL=1' || failed=1
+    boot "Linux $version, all wait while one waits for room" "$kernel" 300 'OPTIONS=no_lone_wait=1 TESTS=full_waits MUST_FAIL=1' || failed=1
+    boot "Linux $version, an allocation has room at its start only" "$kernel" 300 'OPTIONS=no_range_room=1 TESTS=allocate_race MUST_FAIL=1' || failed=1
+    boot "Linux $version, an allocation that ends early leaves its pages" "$kernel" 300 'OPTIONS=no_take_back=1 TESTS=allocate_ends MUST_FAIL=1' || failed=1
     boot "Linux $version, no length is committed" "$kernel" 300 'OPTIONS=no_commit=1 TESTS=commit MUST_FAIL=1' || failed=1
     boot "Linux $version, a sealed file is punched before it is refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=sealed MUST_FAIL=1' || failed=1
     boot "Linux $version, requests change something before they are refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=wrong_values MUST_FAIL=1' || failed=1

@@ -9,10 +9,10 @@
 #include <linux/uaccess.h>
 
 #include "control.h"
-#include "file.h"
 #include "inode.h"
 #include "lend.h"
 #include "merge.h"
+#include "punch.h"
 #include "scan.h"
 #include "super.h"
 #include "tmpfs.h"
@@ -127,7 +127,7 @@ static long stats(struct pofs_super *ps, void __user *arg)
 		for (i = 0; i < sizeof(sum) / sizeof(u64); i++)
 			((u64 *)&sum)[i] += READ_ONCE(((u64 *)per_cpu_ptr(&pofs_stats, cpu))[i]);
 	sum.frames = atomic64_read(&ps->domain->count);
-	sum.merged_pages = percpu_counter_sum_positive(&ps->account.merged);
+	sum.merged_pages = pofs_account_merged(&ps->account);
 	return copy_to_user(arg, &sum, sizeof(sum)) ? -EFAULT : 0;
 }
 

@@ -15,7 +15,7 @@
 struct vm_operations_struct pofs_vm_ops;
 static struct vm_operations_struct plain_ops;
 const struct vm_operations_struct *pofs_plain_vm_ops = &plain_ops;
-static vm_fault_t serve(struct vm_fault *vmf);
+static vm_fault_t serve(struct vm_fault *vmf, struct pofs_room *room);
 
 /* ---- first writes ------------------------------------------------------------------ */
 
@@ -134,6 +134,7 @@ static vm_fault_t page_mkwrite(struct vm_fault *vmf)
 	struct inode *inode = file_inode(vmf->vma->vm_file);
 	struct pofs_inode *pi = POFS_I(inode);
 	struct page *page = vmf->page;
+	struct pofs_room room;
 	vm_fault_t ret;
 
 	/* A frame has no mapping; a page of the file has one until it leaves the file. */
@@ -158,7 +159,7 @@ static vm_fault_t page_mkwrite(struct vm_fault *vmf)
 	} else {
 		/* Makes it private; the next fault maps that. */
 		vmf->page = NULL;
-		ret = serve(vmf);
+		ret = serve(vmf, &room) ?: VM_FAULT_NOPAGE;
 		if (ret & VM_FAULT_LOCKED) {
 			unlock_page(vmf->page);
 			put_page(vmf->page);
@@ -203,13 +204,12 @@ static vm_fault_t found(struct vm_fault *vmf, struct pofs_inode *pi, vm_fault_t 
 	return settled;
 }
 
-/* `faults` is held. */
-static vm_fault_t serve(struct vm_fault *vmf)
+/* `faults` is held. 0: without it, wait for room, and come again. */
+static vm_fault_t serve(struct vm_fault *vmf, struct pofs_room *room)
 {
 	struct pofs_inode *pi = POFS_I(file_inode(vmf->vma->vm_file));
 	bool write = (vmf->flags & FAULT_FLAG_WRITE) && (vmf->vma->vm_flags & VM_SHARED);
 	bool merged = xa_load(&pi->merged, vmf->pgoff);
-	struct pofs_room room;
 	vm_fault_t ret;
 	int error;
 
@@ -220,13 +220,13 @@ static vm_fault_t serve(struct vm_fault *vmf)
 	}
 	if (merged && write && may_write_frame(vmf))
 		return write_frame(vmf, pi);
-	error = room_of(vmf, pi, &room);
+	error = room_of(vmf, pi, room);
 	if (error)
-		return vmf_error(error);
-	ret = pofs_tmpfs_fault(vmf, room.pages > 1);
+		return error == -EAGAIN ? 0 : vmf_error(error);
+	ret = pofs_tmpfs_fault(vmf, room->pages > 1);
 	if (ret & VM_FAULT_LOCKED && !(ret & (VM_FAULT_ERROR | VM_FAULT_RETRY | VM_FAULT_NOPAGE)))
 		ret = found(vmf, pi, ret, merged);
-	pofs_room_leave(&room);
+	pofs_room_leave(room);
 	return ret;
 }
 
@@ -235,11 +235,16 @@ static vm_fault_t fault(struct vm_fault *vmf)
 	/* Where tmpfs waits it lets go of the process's mappings, and they of the file. */
 	struct file *file = get_file(vmf->vma->vm_file);
 	struct pofs_inode *pi = POFS_I(file_inode(file));
+	struct pofs_room room;
 	vm_fault_t ret;
 
-	down_read(&pi->faults);
-	ret = serve(vmf);
-	up_read(&pi->faults);
+	do {
+		down_read(&pi->faults);
+		ret = serve(vmf, &room);
+		up_read(&pi->faults);
+		if (!ret && pofs_room_wait(&room))
+			ret = VM_FAULT_SIGBUS;
+	} while (!ret);
 	fput(file);
 	return ret;
 }
@@ -252,7 +257,8 @@ static vm_fault_t plain_fault(struct vm_fault *vmf)
 	vm_fault_t ret;
 	int error;
 
-	error = room_of(vmf, POFS_I(file_inode(file)), &room);
+	while ((error = room_of(vmf, POFS_I(file_inode(file)), &room)) == -EAGAIN && !(error = pofs_room_wait(&room)))
+		;
 	if (error) {
 		ret = vmf_error(error);
 	} else {

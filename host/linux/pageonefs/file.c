@@ -154,7 +154,7 @@ static ssize_t write_some(struct file *file, loff_t pos, struct iov_iter *from)
 		return -EFAULT;
 	if (fatal_signal_pending(current))
 		return -EINTR;
-	ret = pofs_room_for(&room, pi, index, 1);
+	ret = pofs_room_await(&room, pi, index);
 	if (ret)
 		return ret;
 	ret = mapping->a_ops->write_begin(file, mapping, pos, bytes, &begun, &data);
@@ -250,29 +250,36 @@ static int punch(struct inode *inode, loff_t offset, loff_t len)
 	return 0;
 }
 
-/* A private page, with zeros from `from` to `to`. The caller has blocked merges. */
-static int allocate_one(struct pofs_inode *pi, pgoff_t index, unsigned int from, unsigned int to)
+/*
+ * A private page, as tmpfs's own fallocate() makes it: it is up to date when somebody has used it.
+ * `whole` has the room for it, as long as that lasts: others make holes meanwhile.
+ */
+static int allocate_one(struct pofs_inode *pi, pgoff_t index, struct pofs_room *whole)
 {
 	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
-	bool merged = xa_load(&pi->merged, index);
+	bool merged = xa_load(&pi->merged, index), there = merged || xa_load(&mapping->i_pages, index);
 	struct pofs_room room;
 	struct page *page;
-	int ret;
+	int ret = 0;
 
 	/* Swapped out. */
-	if (from == to && !merged && xa_is_value(xa_load(&mapping->i_pages, index)))
+	if (!merged && xa_is_value(xa_load(&mapping->i_pages, index)))
 		return 0;
-	ret = pofs_room_for(&room, pi, index, 1);
+	if (there) {
+		pofs_room_enter(&room, whole->account, 0, POFS_PAGE_MOVES);
+	} else if (whole->pages) {
+		pofs_room_take(&room, whole);
+	} else {
+		/* Who may wait has nothing that others wait for. */
+		pofs_room_leave(whole);
+		ret = pofs_room_await(&room, pi, index);
+	}
 	if (ret)
 		return ret;
 	ret = pofs_make_private(pi, index, true, &page);
 	if (!ret) {
 		if (merged)
 			unmap_mapping_pages(mapping, index, 1, false);
-		if (from < to)
-			ret = pofs_mark_dirty(pi, index);
-		if (from < to && !ret)
-			memzero_page(page, from, to - from);
 		unlock_page(page);
 		put_page(page);
 	}
@@ -280,139 +287,118 @@ static int allocate_one(struct pofs_inode *pi, pgoff_t index, unsigned int from,
 	return ret;
 }
 
-static int allocate_all(struct pofs_inode *pi, loff_t offset, loff_t end, bool zero)
+/* What was made of [first, end) and nobody has used, goes again. */
+static void take_back(struct pofs_inode *pi, pgoff_t first, pgoff_t end)
+{
+	for (; first < end && !pofs_no_take_back; first++) {
+		struct page *page = pagecache_get_page(pofs_vfs(pi)->i_mapping, first, FGP_LOCK, 0);
+
+		cond_resched();
+		if (!page)
+			continue;
+		if (!PageUptodate(page))
+			pofs_page_drop(pi, page);
+		unlock_page(page);
+		put_page(page);
+	}
+}
+
+/*
+ * What nobody has used of a page becomes zeros, and so does [from, to). What cannot be read in from
+ * swap is dropped.
+ */
+static int clear_one(struct pofs_inode *pi, pgoff_t index, unsigned int from, unsigned int to)
+{
+	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
+	struct page *page = pagecache_get_page(mapping, index, FGP_LOCK, 0);
+	int ret;
+
+	if (!page && (from == to || !xa_load(&mapping->i_pages, index)))
+		return 0;
+	if (!page) {
+		struct pofs_room room;
+
+		pofs_room_enter(&room, &POFS_SB(pofs_vfs(pi)->i_sb)->account, 0, POFS_PAGE_MOVES);
+		ret = pofs_make_private(pi, index, true, &page);
+		pofs_room_leave(&room);
+		if (ret) {
+			shmem_truncate_range(pofs_vfs(pi), ((loff_t)index << PAGE_SHIFT) + from,
+					     ((loff_t)index << PAGE_SHIFT) + to - 1);
+			return ret;
+		}
+	}
+	if (!PageUptodate(page)) {
+		clear_highpage(page);
+		SetPageUptodate(page);
+	} else if (from < to) {
+		/* There are bits already. */
+		pofs_mark_dirty(pi, index);
+		memzero_page(page, from, to - from);
+		set_page_dirty(page);
+	}
+	unlock_page(page);
+	put_page(page);
+	return 0;
+}
+
+/* Nothing of it fails for want of room, and a signal does not end it: all is cleared. */
+static int clear_all(struct pofs_inode *pi, loff_t offset, loff_t end, bool zero)
 {
 	loff_t at = offset, next;
-	int ret = 0;
+	int ret = 0, one;
 
-	for (; at < end && !ret; at = next) {
+	for (; at < end; at = next) {
 		unsigned int from = at & ~PAGE_MASK;
 
 		next = min_t(loff_t, end, round_down(at, PAGE_SIZE) + PAGE_SIZE);
-		ret = allocate_one(pi, at >> PAGE_SHIFT, from, zero ? from + (next - at) : from);
-		if (fatal_signal_pending(current))
-			ret = ret ?: -EINTR;
+		one = clear_one(pi, at >> PAGE_SHIFT, from, zero ? from + (next - at) : from);
+		ret = ret ?: one;
 		cond_resched();
 	}
 	return ret;
 }
 
 /*
- * All pages are there, and private, before anything of them is cleared: want of room is found
- * before a byte changes. The file is locked, and merges are blocked.
+ * All pages are there, and private, before anything of them is cleared: want of room or memory is
+ * found before a byte changes. The file is locked, and merges are blocked.
  */
 static int allocate(struct file *file, int mode, loff_t offset, loff_t len)
 {
 	struct inode *inode = file_inode(file);
 	struct pofs_inode *pi = POFS_I(inode);
 	loff_t end = offset + len, old = i_size_read(inode);
+	pgoff_t first = offset >> PAGE_SHIFT, last = (end - 1) >> PAGE_SHIFT, at = first;
+	pgoff_t behind = DIV_ROUND_UP_ULL(old, PAGE_SIZE);
+	long were = pofs_table_count(&inode->i_mapping->i_pages, behind, last);
+	bool zero = mode & FALLOC_FL_ZERO_RANGE;
+	struct pofs_room room;
 	int ret;
 
 	if (sealed(inode, F_SEAL_GROW) && end > old)
 		return -EPERM;
-	ret = inode_newsize_ok(inode, end) ?: pofs_room_check(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
-	if (!ret && !(mode & FALLOC_FL_KEEP_SIZE) && end > old)
-		ret = resize(file, end);
+	ret = inode_newsize_ok(inode, end) ?: pofs_room_holes(&room, pi, first, last);
 	if (ret)
 		return ret;
+	if (!(mode & FALLOC_FL_KEEP_SIZE) && end > old)
+		ret = resize(file, end);
 	/* Pages that are lent are not written: they leave, and are made anew. */
-	if (mode & FALLOC_FL_ZERO_RANGE && pi->plain == PAGEONEFS_PLAIN_STORE)
+	if (!ret && zero && pi->plain == PAGEONEFS_PLAIN_STORE)
 		ret = punch(inode, offset, len);
-	ret = ret ?: allocate_all(pi, offset, end, false);
-	if (!ret && mode & FALLOC_FL_ZERO_RANGE && pi->plain != PAGEONEFS_PLAIN_STORE)
-		ret = allocate_all(pi, offset, end, true);
-	/* What was made beyond goes, too. */
-	if (ret && i_size_read(inode) > old)
-		resize(file, old);
-	return ret;
-}
-
-/* Whether a device would go on with this page without the file. There are no faults. */
-static bool stays(struct address_space *mapping, pgoff_t index)
-{
-	struct page *page = pagecache_get_page(mapping, index, 0, 0);
-	bool pinned;
-
-	if (!page)
-		return false;
-	/* A fault that ended before has mapped it by now. */
-	lock_page(page);
-	if (page_mapped(page))
-		unmap_mapping_pages(mapping, index, 1, false);
-	pinned = folio_maybe_dma_pinned(page_folio(page)) && !pofs_no_punch_check;
-	unlock_page(page);
-	put_page(page);
-	return pinned;
-}
-
-#define PUNCH_CHUNK	BITS_PER_TYPE(u64)
-
-/* `held` gets a bit for each page that stays. */
-static int punch_chunk(struct pofs_inode *pi, pgoff_t first, unsigned int n, u64 *held)
-{
-	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
-	unsigned int i, j;
-
-	down_write(&pi->faults);
-	if (pi->plain) {
-		up_write(&pi->faults);
-		return -EBUSY;
-	}
-	pofs_erase(pi, first, first + n - 1);
-	unmap_mapping_pages(mapping, first, n, false);
-	for (*held = i = 0; i < n; i++)
-		*held |= (u64)stays(mapping, first + i) << i;
-	for (i = 0; i < n; i = j + 1) {
-		for (j = i; j < n && !(*held >> j & 1); j++)
-			;
-		if (i < j)
-			shmem_truncate_range(pofs_vfs(pi), (loff_t)(first + i) << PAGE_SHIFT,
-					     ((loff_t)(first + j) << PAGE_SHIFT) - 1);
-	}
-	up_write(&pi->faults);
-	return 0;
-}
-
-/*
- * As punch(), but pages that are pinned stay. A pin is taken by way of a mapping: so mappings go,
- * then it is looked, and until the pages have left there are no faults that could map them.
- * A plain file's mappings may be tmpfs's own, whose faults are not held up. It becomes plain under
- * `faults`, too.
- */
-long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p)
-{
-	u64 __user *out = u64_to_user_ptr(p->held);
-	pgoff_t at = p->start, end = p->start + p->pages;
-	long ret = 0;
-
-	if (end < at || end > MAX_LFS_FILESIZE >> PAGE_SHIFT)
-		return -EINVAL;
-	if (READ_ONCE(pi->plain))
-		return -EBUSY;
-	p->stayed = 0;
-	/* Before anything goes: the caller must get to know what has. */
-	if (!pofs_no_first_check && clear_user(out, DIV_ROUND_UP_ULL(p->pages, PUNCH_CHUNK) * sizeof(u64)))
-		return -EFAULT;
-	if (at == end)
-		return 0;
-	pofs_block_merges(pi);
-	pofs_cut_begin(pi, at, end - 1);
-	for (; at < end && !ret; at += PUNCH_CHUNK) {
-		u64 held;
-
-		ret = punch_chunk(pi, at, min_t(u64, PUNCH_CHUNK, end - at), &held);
-		if (ret)
-			break;
-		p->stayed += hweight64(held);
-		if (put_user(held, out++))
-			ret = -EFAULT;
-		else if (fatal_signal_pending(current))
-			ret = -EINTR;
+	for (; at <= last && !ret; at++) {
+		ret = allocate_one(pi, at, &room);
+		if (!ret && zero)
+			ret = pofs_mark_dirty(pi, at);
+		if (fatal_signal_pending(current))
+			ret = ret ?: -EINTR;
 		cond_resched();
 	}
-	pofs_cut_end(pi, p->start, end - 1);
-	pofs_unblock_merges(pi);
-	return ret;
+	if (ret)
+		take_back(pi, first, at);
+	/* If nobody has used what it was longer. */
+	if (ret && i_size_read(inode) > old && pofs_table_count(&inode->i_mapping->i_pages, behind, last) <= were)
+		resize(file, old);
+	pofs_room_leave(&room);
+	return ret ?: clear_all(pi, offset, end, zero);
 }
 
 /* What is allocated beforehand is private: the caller wants memory that is there. */

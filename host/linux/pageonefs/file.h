@@ -8,6 +8,5 @@
 extern struct file_operations pofs_file_ops;
 
 void pofs_file_start(void);
-long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p);
 
 #endif

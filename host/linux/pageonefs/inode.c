@@ -141,67 +141,71 @@ void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 
 /* ---- room ------------------------------------------------------------------------------- */
 
-/* Right while nobody moves pages; else a page that moves may be taken for a hole. */
+/* A page that moves just now may be taken for one. */
 static bool is_hole(struct pofs_inode *pi, pgoff_t index)
 {
 	return (pofs_no_copy_room || !xa_load(&pi->merged, index)) && !xa_load(&pofs_vfs(pi)->i_mapping->i_pages, index);
 }
 
+/* For sure: what merges between two looks is seen by the third, as no entry goes meanwhile. */
+static bool is_hole_still(struct pofs_inode *pi, pgoff_t index)
+{
+	bool ret;
+
+	down_read(pofs_mapping_lock(pi, index));
+	ret = is_hole(pi, index) && is_hole(pi, index);
+	up_read(pofs_mapping_lock(pi, index));
+	return ret;
+}
+
 /*
  * Before a page is made at `index`. If that is a hole, the mount must have room for so many: none
- * where only a merged page is to be copied. For a huge page nobody waits.
+ * where only a merged page is to be copied. -ENOSPC, or -EAGAIN: as pofs_room_enter().
  */
 int pofs_room_for(struct pofs_room *room, struct pofs_inode *pi, pgoff_t index, long pages)
 {
 	struct pofs_account *account = &POFS_SB(pofs_vfs(pi)->i_sb)->account;
+	unsigned int moves = POFS_PAGE_MOVES * max(pages, 1L);
 
 	if (pofs_no_copy_room && !pages)
 		pages = 1;
-	if (pofs_room_enter(room, account, is_hole(pi, index) ? pages : 0))
+	if (!pofs_room_enter(room, account, is_hole(pi, index) ? pages : 0, moves))
 		return 0;
 	if (pages > 1 || pofs_no_room_wait)
 		return -ENOSPC;
-	pofs_room_wait(room, account);
 	/* As tmpfs does it before it refuses. */
 	pofs_recount(pofs_vfs(pi));
-	if (pofs_room_promise(room, is_hole(pi, index)))
-		return 0;
-	pofs_room_leave(room);
-	return -ENOSPC;
+	return pofs_room_enter(room, account, is_hole_still(pi, index) ? pages : 0, moves);
 }
 
-static long count_entries(struct xarray *table, unsigned long first, unsigned long last)
+/* The same for one page, and an answer. */
+int pofs_room_await(struct pofs_room *room, struct pofs_inode *pi, pgoff_t index)
 {
-	long n = 0;
+	int ret;
 
-	/* Each index of an entry of several counts. */
-	while (first <= last && xa_find(table, &first, last, XA_PRESENT)) {
-		first++;
-		if (++n % 1024 == 0)
-			cond_resched();
-	}
-	return n;
+	while ((ret = pofs_room_for(room, pi, index, 1)) == -EAGAIN && !(ret = pofs_room_wait(room)))
+		;
+	return ret;
 }
 
-/* Whether the mount has room for all holes of [first, last]. Merges are blocked. */
-int pofs_room_check(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+/* For all holes of [first, last], at once. Merges are blocked; others may move pages. */
+int pofs_room_holes(struct pofs_room *room, struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 {
 	struct inode *inode = pofs_vfs(pi);
 	struct pofs_account *account = &POFS_SB(inode->i_sb)->account;
-	struct pofs_room room;
-	long holes;
+	long holes = LONG_MAX, before;
 	int ret;
 
-	if (!READ_ONCE(account->tmpfs->max_blocks))
-		return 0;
-	holes = last - first + 1 - count_entries(&inode->i_mapping->i_pages, first, last) -
-		count_entries(&pi->merged, first, last);
-	if (holes <= 0)
-		return 0;
 	pofs_recount(inode);
-	ret = pofs_room_new(&room, account, holes);
-	if (!ret)
-		pofs_room_leave(&room);
+	do {
+		before = holes;
+		holes = last - first + 1 - pofs_table_count(&inode->i_mapping->i_pages, first, last) -
+			pofs_table_count(&pi->merged, first, last);
+		ret = pofs_room_enter(room, account, max(holes, 0L), 1);
+		/* Others may have filled some of them: then it is fewer. */
+	} while ((ret == -ENOSPC && holes < before) || (ret == -EAGAIN && !(ret = pofs_room_wait(room))));
+	if (!ret && pofs_no_range_room)
+		pofs_room_leave(room);
 	return ret;
 }
 
@@ -232,7 +236,7 @@ static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame
 		return false;
 	pofs_frame_wait(pi, frame);
 	atomic_long_dec(&pi->count);
-	percpu_counter_dec(&ps->account.merged);
+	percpu_counter_inc(&ps->account.unmerged);
 	pofs_frame_put(ps->domain, frame);
 	return true;
 }
@@ -342,9 +346,9 @@ void pofs_page_drop(struct pofs_inode *pi, struct page *page)
 /*
  * tmpfs makes a page, as for a write(2) of all of it, so it does not clear it; and the frame of
  * `index` is copied. The page is locked then, and what is mapped there has still to go. With
- * `hole`, it is made where there is no entry, too, and beyond the end. Returns -EAGAIN where the
- * entry has just gone, -ERANGE beyond the end, -EHWPOISON where the frame cannot be read: the entry
- * stays. The room for it is the caller's.
+ * `hole`, it is made where there is no entry, too, and beyond the end: it is not cleared, and not
+ * up to date. Returns -EAGAIN where the entry has just gone, -ERANGE beyond the end, -EHWPOISON
+ * where the frame cannot be read: the entry stays. The room for it is the caller's.
  */
 int pofs_make_private(struct pofs_inode *pi, pgoff_t index, bool hole, struct page **made)
 {
@@ -366,10 +370,6 @@ int pofs_make_private(struct pofs_inode *pi, pgoff_t index, bool hole, struct pa
 	else if (!PageUptodate(page) && !hole)
 		error = -EAGAIN;
 	if (!error) {
-		if (!PageUptodate(page)) {
-			clear_highpage(page);
-			SetPageUptodate(page);
-		}
 		if (!PageDirty(page))
 			set_page_dirty(page);
 		*made = page;

@@ -112,7 +112,8 @@ void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 
 /* What the mount has room for. */
 int pofs_room_for(struct pofs_room *room, struct pofs_inode *pi, pgoff_t index, long pages);
-int pofs_room_check(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+int pofs_room_await(struct pofs_room *room, struct pofs_inode *pi, pgoff_t index);
+int pofs_room_holes(struct pofs_room *room, struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 
 /* Its entries. */
 void pofs_frame_wait(struct pofs_inode *pi, struct page *frame);

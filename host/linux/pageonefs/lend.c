@@ -90,7 +90,7 @@ long pofs_lend(struct pofs_inode *pi, struct pageonefs_merge *m)
 		if (copy_from_user(&e, user + at, sizeof(e)) || copy_to_user(user + at, &e, sizeof(e)))
 			return -EFAULT;
 		down_read(&pi->merging);
-		e.result = pi->blocked ? -EBUSY : lend_one(pi, e.index, &e.frame);
+		e.result = e.reserved ? -EINVAL : pi->blocked ? -EBUSY : lend_one(pi, e.index, &e.frame);
 		up_read(&pi->merging);
 		m->merged += !e.result;
 		if (copy_to_user(user + at, &e, sizeof(e)))

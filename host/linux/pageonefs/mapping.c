@@ -20,6 +20,19 @@ struct page *pofs_page_load(struct xarray *table, unsigned long index)
 	return page;
 }
 
+/* How many indices of [first, last] have something: all of an entry of several. */
+long pofs_table_count(struct xarray *table, unsigned long first, unsigned long last)
+{
+	long n = 0;
+
+	while (first <= last && xa_find(table, &first, last, XA_PRESENT)) {
+		first++;
+		if (++n % 1024 == 0)
+			cond_resched();
+	}
+	return n;
+}
+
 /* ---- leaving a file ------------------------------------------------------------------ */
 
 /*

@@ -49,6 +49,7 @@ static inline struct page *pofs_load(struct xa_state *xas, unsigned long index)
 }
 
 struct page *pofs_page_load(struct xarray *table, unsigned long index);
+long pofs_table_count(struct xarray *table, unsigned long first, unsigned long last);
 void pofs_page_count(struct page *page, int n);
 void pofs_pages_leave(struct address_space *mapping, struct page **pages, int n);
 

@@ -116,7 +116,7 @@ static void lock_pages(struct merge_run *run, struct chunk *c)
 
 		c->pages[i] = c->frames[i] = NULL;
 		e->result = -EINVAL;
-		if ((i && e->index <= c->e[i - 1].index) || e->index > (u64)MAX_LFS_FILESIZE >> PAGE_SHIFT)
+		if ((i && e->index <= c->e[i - 1].index) || e->index > (u64)MAX_LFS_FILESIZE >> PAGE_SHIFT || e->reserved)
 			continue;
 		e->result = -EAGAIN;
 		page = pofs_load(&xas, e->index);
@@ -279,6 +279,7 @@ static void leave(struct merge_run *run, struct chunk *c)
 
 static void merge_chunk(struct merge_run *run, struct chunk *c)
 {
+	struct pofs_account *account = &POFS_SB(pofs_vfs(run->pi)->i_sb)->account;
 	struct pageonefs_entry *e = c->e;
 	int i, done = 0, merged;
 
@@ -293,9 +294,12 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 	compare_pages(c);
 	merged = store_entries(run->pi, c);
 	if (merged) {
-		/* Both count until pofs_recount(). */
-		percpu_counter_add(&POFS_SB(pofs_vfs(run->pi)->i_sb)->account.merged, merged);
+		/* They count twice until tmpfs has noticed. */
+		pofs_move_begin(account, merged);
+		percpu_counter_add(&account->merged, merged);
 		leave(run, c);
+		pofs_recount(pofs_vfs(run->pi));
+		pofs_move_end(account, merged);
 	}
 	for (i = 0; i < c->n; i++) {
 		if (c->frames[i] && e[i].result)
@@ -323,7 +327,6 @@ static void merge_unless_blocked(struct merge_run *run, struct chunk *c)
 {
 	struct pofs_inode *pi = run->pi;
 	u64 before = run->merged;
-	struct pofs_room room;
 	int i;
 
 	down_read(&pi->merging);
@@ -331,11 +334,7 @@ static void merge_unless_blocked(struct merge_run *run, struct chunk *c)
 		for (i = 0; i < c->n; i++)
 			c->e[i].result = -EBUSY;
 	} else {
-		pofs_room_enter(&room, &POFS_SB(pofs_vfs(pi)->i_sb)->account, 0);
 		merge_chunk(run, c);
-		if (run->merged != before)
-			pofs_recount(pofs_vfs(pi));
-		pofs_room_leave(&room);
 	}
 	up_read(&pi->merging);
 	pofs_count_by(merges, run->merged - before);

@@ -29,7 +29,7 @@
  *   control                      ioctls on a mount's root
  *   super                        mounts, their options; stores
  *   names                        directories, lengths, how a file ends
- *   file                         read(2), write(2), holes, punching, mmap(2)
+ *   file  punch                  read(2), write(2), holes, mmap(2); punching for the daemon
  *   fault  merge  scan  lend     faults; merging; dirty bits and digests; pages of stores
  *   read   holders               reads of frames; who else holds a page
  *   huge                         huge pages, until the first merge in their 2 MiB
@@ -54,9 +54,10 @@
  *  - Where there is an entry, a page in the file's cache is a hole that somebody has just filled:
  *    it means nothing until the frame is copied into it. Who makes such a page holds its lock
  *    until then. If it stays without content, it leaves the file before it is unlocked.
- *  - Pages are made and merged within a mount's account (pofs_room): account.c. It comes after the
- *    locks of directories, files and `faults`, and before those of pages. Mappings of stores, and
- *    on 6.1 of plain files, are tmpfs's own: their pages are counted, and not refused.
+ *  - Pages are made and merged within a mount's account (pofs_room): account.c. Who asks for new
+ *    ones may wait for others who make some: without `faults`, and before any lock of pages.
+ *    Mappings of stores, and on 6.1 of plain files, are tmpfs's own: their pages are counted, and
+ *    not refused.
  *  - A fault holds the file's `faults` for reading. A file that is punched unless it is pinned
  *    (pofs_punch) has no faults meanwhile, so that no page is mapped, and none can be pinned.
  *  - A huge page is mapped whole while nothing of its 2 MiB is merged: huge.c.
@@ -98,6 +99,9 @@ extern bool pofs_no_fork_bound;
 extern bool pofs_no_user_bound;
 extern bool pofs_no_copy_room;
 extern bool pofs_no_room_wait;
+extern bool pofs_no_lone_wait;
+extern bool pofs_no_range_room;
+extern bool pofs_no_take_back;
 extern bool pofs_no_whole_page;
 extern bool pofs_no_first_check;
 extern bool pofs_no_commit;
@@ -115,6 +119,9 @@ extern unsigned int pofs_slow_us, pofs_slow_around;
 #define pofs_no_huge_walk false
 #define pofs_no_copy_room false
 #define pofs_no_room_wait false
+#define pofs_no_lone_wait false
+#define pofs_no_range_room false
+#define pofs_no_take_back false
 #define pofs_no_whole_page false
 #define pofs_no_first_check false
 #define pofs_no_commit false

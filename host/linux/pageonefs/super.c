@@ -234,13 +234,13 @@ static int context_reconfigure(struct fs_context *fc)
 {
 	struct pofs_account *account = &POFS_SB(fc->root->d_sb)->account;
 	struct pofs_context *c = fc->fs_private;
-	int ret;
+	/* The first of tmpfs's options: 0 where no limit is given. It knows of private pages alone. */
+	u64 most = *(unsigned long long *)c->private;
+	int ret = most && account->tmpfs->max_blocks ? pofs_account_fits(account, most) : 0;
 
-	/* tmpfs compares a new size with what is used. */
-	pofs_account_open(account);
-	ret = with_base(fc, c->base->reconfigure(fc));
-	pofs_account_close(account);
-	return ret;
+	if (ret == -ENOSPC)
+		return invalf(fc, "pageonefs: too small a size for what is used");
+	return ret ?: with_base(fc, c->base->reconfigure(fc));
 }
 
 static void context_free(struct fs_context *fc)

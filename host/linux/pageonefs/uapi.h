@@ -104,7 +104,7 @@ struct pageonefs_entry {
 	__u64 index;
 	__u64 frame;		/* 0: make a frame of this page; out: the handle of the one that it uses */
 	__s32 result;		/* out: 0 merged, or a negative error number, see below */
-	__u32 reserved;
+	__u32 reserved;		/* 0, or the result is -EINVAL */
 };
 
 /*
@@ -133,7 +133,8 @@ struct pageonefs_plain {
 /*
  * Makes [start, start + pages) holes, but for pages that somebody has pinned (VFIO, RDMA, direct
  * I/O on 6.12): a device would go on with a page that the file has no more. No pin comes between
- * the look and the hole. -EBUSY: the file is plain, its pages may be pinned unseen.
+ * the look and the hole. -EBUSY: the file is plain, its pages may be pinned unseen. -EPERM: it is
+ * immutable, or can be appended to only.
  */
 struct pageonefs_punch {
 	__u64 id;

@@ -18,17 +18,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "pages.h"
+#include "areas.h"
 
-enum { MANY = 1024, CONTENTS = 16 };
+enum { CONTENTS = 16 };
 
-/* A file of a mount of its own, with a mapping. */
-struct area {
-	struct file f;
-	char *m;
-};
-
-static int control;
+int control;
 static uint64_t frames[CONTENTS];
 
 /* ---- reads and writes that may raise SIGBUS -------------------------------------------- */
@@ -36,14 +30,14 @@ static uint64_t frames[CONTENTS];
 static __thread sigjmp_buf jump;
 static __thread volatile int expected;
 
-static void on_bus(int s)
+void on_bus(int s)
 {
 	if (!expected)
 		_exit(9);
 	siglongjmp(jump, s);
 }
 
-static int write_fails(char *p, char value)
+int write_fails(char *p, char value)
 {
 	expected = 1;
 	if (sigsetjmp(jump, 1)) {
@@ -69,7 +63,7 @@ static int read_fails(char *p)
 
 /* ---- mounts -------------------------------------------------------------------------- */
 
-static void mount_make(const char *path, uint32_t pages, const char *more)
+void mount_make(const char *path, uint32_t pages, const char *more)
 {
 	char options[64];
 
@@ -81,13 +75,13 @@ static void mount_make(const char *path, uint32_t pages, const char *more)
 	memset(frames, 0, sizeof(frames));
 }
 
-static void mount_end(const char *path)
+void mount_end(const char *path)
 {
 	close(control);
 	CHECK(!umount(path));
 }
 
-static struct area area_make(uint32_t pages)
+struct area area_make(uint32_t pages)
 {
 	struct area a = { { openat(control, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600), 0, pages }, 0 };
 	struct pageonefs_file file;
@@ -102,13 +96,13 @@ static struct area area_make(uint32_t pages)
 	return a;
 }
 
-static void area_end(struct area *a)
+void area_end(struct area *a)
 {
 	munmap(a->m, a->f.pages * PAGE);
 	close(a->f.fd);
 }
 
-static struct pageonefs_file state(struct area *a)
+struct pageonefs_file state(struct area *a)
 {
 	struct pageonefs_file file = { 0 };
 	struct pageonefs_list l = { .after = a->f.id - 1, .files = (uintptr_t)&file, .room = 1 };
@@ -117,7 +111,7 @@ static struct pageonefs_file state(struct area *a)
 	return file;
 }
 
-static long free_pages(const char *path)
+long free_pages(const char *path)
 {
 	struct statfs sf;
 
@@ -126,7 +120,7 @@ static long free_pages(const char *path)
 }
 
 /* A page that cannot be written stays as it is, and the test has failed. */
-static void fill_area(struct area *a)
+void fill_area(struct area *a)
 {
 	for (uint32_t i = 0; i < a->f.pages; i++) {
 		if (write_fails(at(a->m, i), 0))
@@ -137,7 +131,7 @@ static void fill_area(struct area *a)
 }
 
 /* Whatever can be merged of pages that hold what fill_area() has put there. */
-static void merge_some(struct area *a)
+void merge_some(struct area *a)
 {
 	static struct pageonefs_entry e[MANY];
 	struct pageonefs_merge m = { .id = a->f.id, .entries = (uintptr_t)e, .count = a->f.pages };
@@ -153,7 +147,7 @@ static void merge_some(struct area *a)
 			frames[i % CONTENTS] = 0;
 }
 
-static void merge_area(struct area *a)
+void merge_area(struct area *a)
 {
 	for (int tries = 0; tries < 400 && state(a).merged_pages < a->f.pages; tries++) {
 		merge_some(a);

@@ -81,6 +81,10 @@ int merge_round(struct file f);
 /* Fills all pages with a content and merges them; a second call has them in the same frame. */
 void all_merged(struct file f, char *memory, uint64_t content);
 void say(const char *test);
+/* tenants.c: memory cgroups, with a limit, and a process in one. */
+#define CGROUPS "/sys/fs/cgroup/"
+void make_group(const char *group, const char *limit);
+pid_t fork_in(const char *group);
 /* hazards.c: a process that merges, and sees that what changes is dirty. */
 pid_t harvester(struct file f);
 
@@ -89,7 +93,7 @@ struct test {
 	void (*run)(void);
 };
 extern const struct test file_tests[], hazard_tests[], memory_tests[], frame_tests[], huge_tests[], protect_tests[];
-extern const struct test lend_tests[], account_tests[], refuse_tests[], tenant_tests[];
+extern const struct test lend_tests[], account_tests[], held_up_tests[], refuse_tests[], tenant_tests[];
 
 /* Parameters of the module. */
 #define PARAMETERS "/sys/module/pageonefs/parameters/"

@@ -12,9 +12,8 @@
 
 #include "pages.h"
 
-#define GROUPS	"/sys/fs/cgroup/"
-#define TENANTS	GROUPS "tenants/"
-#define DAEMON	GROUPS "daemon/"
+#define TENANTS	CGROUPS "tenants/"
+#define DAEMON	CGROUPS "daemon/"
 
 static long number(const char *path)
 {
@@ -29,7 +28,7 @@ static long number(const char *path)
 }
 
 /* A process in a group of its own. */
-static pid_t fork_in(const char *group)
+pid_t fork_in(const char *group)
 {
 	char path[128], pid[16];
 	pid_t child = fork_child();
@@ -43,7 +42,7 @@ static pid_t fork_in(const char *group)
 	return 0;
 }
 
-static void make_group(const char *group, const char *limit)
+void make_group(const char *group, const char *limit)
 {
 	char path[128];
 

@@ -70,7 +70,7 @@ pub struct PaceDecision {
     pub rate: [f64; 2],
     /// Percent of a CPU over the last ten seconds, and its limit; 0: none.
     pub cpu_percent: [f64; 2],
-    /// Whether the CPU limit delayed the last scan.
+    /// Whether the CPU limit delayed the last scan, or delays this one.
     pub limited: bool,
 }
 
@@ -215,7 +215,7 @@ impl Pace {
                 last: self.last,
                 due: self.schedule.left(),
                 rate: [self.decision.rate[1], rate],
-                limited: self.limited(),
+                limited: self.last.is_some_and(|last| self.limited(last)),
                 ..self.decision
             };
             self.decision(now)
@@ -227,14 +227,19 @@ impl Pace {
         (Duration::from_secs_f64(until.max(0.0)), decision)
     }
 
-    /// Whether the CPU limit delayed the last scan.
-    fn limited(&self) -> bool {
-        let Some(last) = self.last else { return false };
+    /// Whether the CPU limit delayed this scan.
+    fn limited(&self, scan: PacedScan) -> bool {
         let PaceSettings { mode, target, max_cpu } = self.settings;
         mode != Mode::None
             && max_cpu > 0.0
-            && last.took > target * LATE
-            && last.cpu > NEAR * max_cpu * last.took.min(Window::LENGTH)
+            && scan.took > target * LATE
+            && scan.cpu > NEAR * max_cpu * scan.took.min(Window::LENGTH)
+    }
+
+    /// The scan under way, if pages of it are left.
+    fn unfinished(&self, now: f64) -> Option<PacedScan> {
+        let UnderWay { scan, began, cpu_before, .. } = self.under_way;
+        (self.left() > 0).then(|| PacedScan { took: now - began, cpu: self.cpu - cpu_before, ..scan })
     }
 
     /// Charges CPU time. Returns how long to wait before using more, while `in_hand` is being used
@@ -249,12 +254,15 @@ impl Pace {
         if self.settings.max_cpu > 0.0 { self.bucket.spend(now, cpu, in_hand) } else { Duration::ZERO }
     }
 
-    /// The last decision, with the present CPU time.
+    /// The last decision, with the present CPU time. The limit binds where it delays the scan under way, too: a first
+    /// scan may take long.
     pub fn decision(&self, now: Duration) -> PaceDecision {
+        let now = now.as_secs_f64();
         let mut window = self.window.clone();
-        window.note(now.as_secs_f64(), self.cpu);
+        window.note(now, self.cpu);
+        let limited = self.decision.limited || self.unfinished(now).is_some_and(|scan| self.limited(scan));
         // Mode `none` has a CPU limit too.
-        PaceDecision { cpu_percent: [window.percent(), self.settings.max_cpu * 100.0], ..self.decision }
+        PaceDecision { cpu_percent: [window.percent(), self.settings.max_cpu * 100.0], limited, ..self.decision }
     }
 
     /// The last scan that had any page to scan.

@@ -88,13 +88,17 @@ fn the_cpu_limit_holds_over_every_ten_seconds() {
     assert!(most <= limit, "{most} %");
     // The limit was what held it: without one the same load takes several times as much.
     assert!(most > 0.7 * limit, "{most} %");
-    let governor = governor(&daemon);
+    // It says so, and of which limit. A scan may have ended in time just then.
+    let governor = eventually("the limit binds", Duration::from_secs(120), || {
+        under_load(&daemon, &mut clients, 2.0);
+        let governor = governor(&daemon);
+        let reason = governor["reason"].as_str().unwrap();
+        let binds = reason.contains("pages due") && reason.ends_with("of 4 %: the CPU limit binds");
+        binds.then_some(governor)
+    });
     assert_eq!(governor["max_cpu_percent"], limit);
     let said = governor["cpu_percent"].as_f64().unwrap();
     assert!(said <= limit && said > 0.5 * limit, "{governor}");
-    assert!(governor["reason"].as_str().unwrap().contains("pages due"), "{governor}");
-    let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
-    assert!(log.contains("of 4 %: the CPU limit binds"), "{log}");
     // And it still works: what stays is merged.
     // It is asked seldom: what its answers take counts for its limit, too.
     let merged = || {

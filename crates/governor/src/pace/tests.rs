@@ -59,6 +59,23 @@ fn the_limit_makes_scans_longer_and_is_named() {
 }
 
 #[test]
+fn the_limit_is_named_while_it_delays_the_first_scan() {
+    let mut pace = Pace::new(PaceSettings { mode: Mode::Target, target: 5.0, max_cpu: 0.1 });
+    pace.begin(seconds(0.0));
+    pace.found(seconds(0.0), 500_000);
+    let mut scan_for = |second: u32| {
+        pace.took(seconds(second.into()), 1000);
+        pace.charge(seconds(second.into()), Duration::from_millis(100), Duration::ZERO);
+        pace.decision(seconds(second.into())).limited
+    };
+    assert!((1..=5).all(|second| !scan_for(second)), "its time is not over");
+    assert!((6..=20).all(scan_for));
+    // All of it was scanned: what comes now is as fast as it comes.
+    pace.took(seconds(20.0), pace.left());
+    assert!(!pace.decision(seconds(20.0)).limited);
+}
+
+#[test]
 fn no_pace_waits_for_cpu_time_alone() {
     let settings = PaceSettings { mode: Mode::None, target: 5.0, max_cpu: 0.0 };
     let (_, times) = engine(settings, |_| 500_000, 2e-6, 3);

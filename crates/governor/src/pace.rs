@@ -254,8 +254,8 @@ impl Pace {
         if self.settings.max_cpu > 0.0 { self.bucket.spend(now, cpu, in_hand) } else { Duration::ZERO }
     }
 
-    /// The last decision, with the present CPU time. The limit binds where it delays the scan under way, too: a first
-    /// scan may take long.
+    /// The last decision, with the present CPU time. The limit binds where it delays the scan under
+    /// way, too: a first scan may take long.
     pub fn decision(&self, now: Duration) -> PaceDecision {
         let now = now.as_secs_f64();
         let mut window = self.window.clone();

@@ -239,7 +239,7 @@ impl Pace {
     /// The scan under way, if pages of it are left.
     fn unfinished(&self, now: f64) -> Option<PacedScan> {
         let UnderWay { scan, began, cpu_before, .. } = self.under_way;
-        (self.left() > 0).then(|| PacedScan { took: now - began, cpu: self.cpu - cpu_before, ..scan })
+        (self.left() > 0).then_some(PacedScan { took: now - began, cpu: self.cpu - cpu_before, ..scan })
     }
 
     /// Charges CPU time. Returns how long to wait before using more, while `in_hand` is being used

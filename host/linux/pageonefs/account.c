@@ -103,23 +103,14 @@ s64 pofs_account_merged(struct pofs_account *a)
 	return percpu_counter_sum(&a->merged) - unmerged;
 }
 
-static unsigned long moves_begun(struct pofs_account *a)
+/* Of one of the counts in `moves`. */
+static unsigned long total(unsigned long __percpu *moves)
 {
 	unsigned long n = 0;
 	int cpu;
 
 	for_each_possible_cpu(cpu)
-		n += READ_ONCE(per_cpu_ptr(a->moves, cpu)->begun);
-	return n;
-}
-
-static unsigned long moves_ended(struct pofs_account *a)
-{
-	unsigned long n = 0;
-	int cpu;
-
-	for_each_possible_cpu(cpu)
-		n += READ_ONCE(per_cpu_ptr(a->moves, cpu)->ended);
+		n += READ_ONCE(*per_cpu_ptr(moves, cpu));
 	return n;
 }
 
@@ -162,11 +153,11 @@ static int ask(struct pofs_room *room, long pages, s64 most)
 	spin_lock(&a->asking);
 	percpu_counter_add(&a->promised, pages);
 	smp_mb();
-	room->ended = moves_ended(a);
+	room->ended = total(&a->moves->ended);
 	smp_rmb();
 	sum = add_up(a, true);
 	smp_rmb();
-	moves = moves_begun(a) - room->ended;
+	moves = total(&a->moves->begun) - room->ended;
 	if (most && sum.used + sum.promised > most)
 		ret = sum.used - (s64)moves + pages > most ? -ENOSPC : -EAGAIN;
 	if (ret) {
@@ -212,7 +203,7 @@ int pofs_room_wait(struct pofs_room *room)
 {
 	struct pofs_account *a = room->account;
 
-	return wait_event_killable(a->waiting, moves_ended(a) != room->ended) ? -EINTR : 0;
+	return wait_event_killable(a->waiting, total(&a->moves->ended) != room->ended) ? -EINTR : 0;
 }
 
 /* For new pages, whatever is there. */

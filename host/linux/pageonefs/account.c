@@ -81,8 +81,10 @@ static __always_inline struct sum add_up(struct pofs_account *a, bool exact)
 {
 	struct sum sum = { OFFSET - count(&a->unmerged, exact), -count(&a->kept, exact) };
 
+	/* What makes it less comes first. */
 	smp_rmb();
 	sum.used += count(&a->tmpfs->used_blocks, exact);
+	/* What makes it more comes last. */
 	smp_rmb();
 	sum.used += count(&a->merged, exact);
 	sum.promised += count(&a->promised, exact);
@@ -99,6 +101,7 @@ s64 pofs_account_merged(struct pofs_account *a)
 {
 	s64 unmerged = percpu_counter_sum(&a->unmerged);
 
+	/* As in add_up(). */
 	smp_rmb();
 	return percpu_counter_sum(&a->merged) - unmerged;
 }
@@ -120,11 +123,13 @@ static unsigned long total(unsigned long __percpu *moves)
 void pofs_move_begin(struct pofs_account *a, unsigned int pages)
 {
 	this_cpu_add(a->moves->begun, pages);
+	/* Before the first of them counts too much. Pairs with ask(). */
 	smp_wmb();
 }
 
 void pofs_move_end(struct pofs_account *a, unsigned int pages)
 {
+	/* When the last of them counts right. Pairs with ask(). */
 	smp_wmb();
 	this_cpu_add(a->moves->ended, pages);
 	/* With a full barrier: who begins to wait looks at `ended` after it can be seen waiting. */
@@ -152,10 +157,13 @@ static int ask(struct pofs_room *room, long pages, s64 most)
 
 	spin_lock(&a->asking);
 	percpu_counter_add(&a->promised, pages);
+	/* Who promises elsewhere sees this, or it is seen here. Pairs with pofs_room_enter(). */
 	smp_mb();
 	room->ended = total(&a->moves->ended);
+	/* Moves that end from now on count as under way. Pairs with pofs_move_end(). */
 	smp_rmb();
 	sum = add_up(a, true);
+	/* And so do those that have begun by now. Pairs with pofs_move_begin(). */
 	smp_rmb();
 	moves = total(&a->moves->begun) - room->ended;
 	if (most && sum.used + sum.promised > most)
@@ -189,6 +197,7 @@ int pofs_room_enter(struct pofs_room *room, struct pofs_account *a, long pages, 
 		return 0;
 	room->pages = pages;
 	percpu_counter_add(&a->promised, pages);
+	/* Pairs with ask(), and with itself. */
 	smp_mb();
 	if (!most || plenty(a, most, 0))
 		return 0;
@@ -227,6 +236,7 @@ void pofs_room_take(struct pofs_room *room, struct pofs_room *whole)
 /* What was promised is counted, or not made. Does nothing where that was said before. */
 void pofs_room_leave(struct pofs_room *room)
 {
+	/* The pages are counted. Pairs with add_up(). */
 	smp_wmb();
 	if (room->pages)
 		percpu_counter_add(&room->account->kept, room->pages);

@@ -183,6 +183,7 @@ struct page *pofs_frame_another(struct pofs_domain *domain, u64 handle, struct p
 	}
 	if (frame) {
 		WRITE_ONCE(full->index, pofs_frame_handle(frame));
+		/* Who sees the bit sees the handle. */
 		smp_mb__before_atomic();
 		atomic_long_or(POFS_ANOTHER, users(full));
 	}

@@ -7,7 +7,8 @@
 #
 # SCRIPT (bash) runs there as root, with these variables. /tmp, /run and /dev/shm are empty and may be written. Its output is
 # this program's, with the kernel's complaints, which begin with "kernel: ". PAGEONE_CACHE is a directory with links to what the
-# cache has here.
+# cache has here. Programs among the variables, and those in the directory BIN, are copied first: one that is built anew meanwhile
+# would there be a mixture of both, which ends by a signal.
 # Settings:
 #   PAGEONE_KVM_MEMORY   MiB (6144)
 #   PAGEONE_KVM_CPUS     (2)
@@ -28,15 +29,25 @@ cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
 root=$cache/kvm-host
 [ -e "$root/complete" ] || { echo "kvm-host: $root is missing: run 'scripts/deps.sh kvm-host'" >&2; exit 1; }
 version=$(ls "$root/lib/modules")
-work=$(mktemp -d /tmp/pageone-kvm-host.XXXXXX)
+work=$(mktemp -d /var/tmp/pageone-kvm-host.XXXXXX)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/image/{bin,proc,sys,dev,host,modules}
+mkdir -p "$work"/{programs,image/{bin,proc,sys,dev,host,modules}}
 cp "$(command -v busybox)" "$work/image/bin/"
 cp guest/kvm-host/init "$work/image/init"
 cp "$script" "$work/image/script"
 # The cache can be written there, since guests' archives are made in it; the kernels are this machine's.
 printf '%s\n' 'mkdir -p /run/cache' "ln -s $(printf %q "$cache")/* /run/cache/" 'export PAGEONE_CACHE=/run/cache' > "$work/image/variables"
-[ $# = 0 ] || printf 'export %q\n' "$@" >> "$work/image/variables"
+for variable; do
+    name=${variable%%=*} value=${variable#*=}
+    if [ "$name" = BIN ]; then
+        find "$value" -maxdepth 1 -type f -perm -100 -exec cp -t "$work/programs" {} +
+        value=$work/programs
+    elif [ -f "$value" ] && [ -x "$value" ]; then
+        cp "$value" "$work/programs/"
+        value=$work/programs/${value##*/}
+    fi
+    printf 'export %q\n' "$name=$value" >> "$work/image/variables"
+done
 # shellcheck source=scripts/lib/guest-modules.sh
 . scripts/lib/guest-modules.sh
 guest_modules "$root" "$work/image/modules" virtio_pci 9pnet_virtio 9p kvm-amd vhost_net tun

@@ -109,7 +109,7 @@ pub(crate) fn decode_at(rest: &[u8], generation: u64, position: u64) -> Option<F
     }
     let payload = rest.get(HEADER..HEADER + len)?;
     // The padding is not in the checksum, but it must be what was written.
-    if rest.get(HEADER + len..frame_len(len))?.iter().any(|&b| b != 0) {
+    if !is_zero(rest.get(HEADER + len..frame_len(len))?) {
         return None;
     }
     let whole = word(0) == checksum(generation, position, &header[4..], payload);
@@ -159,7 +159,8 @@ pub(crate) fn walk(copies: [&[u8]; 2], generation: u64, object: Object, each: &m
         }
         let Some(next) = find_next(copies, generation, walk.end) else { break };
         let follows = next.durable == walk.end && next.position == walk.end.next_multiple_of(BLOCK as u64);
-        let between = |bytes: &[u8]| bytes.get(walk.end as usize..next.position as usize).is_some_and(is_not_zero);
+        let between =
+            |bytes: &[u8]| bytes.get(walk.end as usize..next.position as usize).is_some_and(|bytes| !is_zero(bytes));
         if !follows {
             let what = "no whole frame in either file where a durable one was";
             walk.damage.push(Damage { object, offset: walk.end, what });
@@ -170,7 +171,7 @@ pub(crate) fn walk(copies: [&[u8]; 2], generation: u64, object: Object, each: &m
         }
         walk.end = next.position;
     }
-    let behind = |bytes: &[u8]| bytes.get(walk.end as usize..).is_some_and(is_not_zero);
+    let behind = |bytes: &[u8]| bytes.get(walk.end as usize..).is_some_and(|bytes| !is_zero(bytes));
     walk.torn = copies.into_iter().any(behind);
     for (copy, position, end) in lacking {
         if end <= walk.durable {
@@ -184,8 +185,9 @@ pub(crate) fn walk(copies: [&[u8]; 2], generation: u64, object: Object, each: &m
     walk
 }
 
-fn is_not_zero(bytes: &[u8]) -> bool {
-    bytes.iter().any(|&byte| byte != 0)
+/// Whether all bytes are zeros; looks at many at a time.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(256).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 impl Walk {
@@ -208,7 +210,9 @@ impl Walk {
 /// The first whole frame behind `position`, if one of those behind says that something there was
 /// durable; or the one in the next block, if all before `position` was durable when it was written.
 fn find_next<'a>(copies: [&'a [u8]; 2], generation: u64, position: u64) -> Option<Frame<'a>> {
-    let len = copies.iter().map(|bytes| bytes.len()).max()? as u64;
+    // Zeros begin no frame: its kind is none.
+    let zeros = |bytes: &[u8]| bytes.rchunks(BLOCK).take_while(|chunk| is_zero(chunk)).map(<[u8]>::len).sum::<usize>();
+    let len = copies.map(|bytes| bytes.len() - zeros(bytes)).into_iter().max()? as u64;
     let at = |place: u64| copies.into_iter().find_map(|bytes| decode(bytes, generation, place));
     let next = at(position.next_multiple_of(BLOCK as u64)).filter(|frame| frame.durable == position);
     let behind = || (position + 8..len).step_by(8).filter_map(at);

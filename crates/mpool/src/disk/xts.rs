@@ -8,6 +8,7 @@
 //! The crate `xts-mode` does one AES block after the other; here many are under way at once, which
 //! is many times as fast. The tests compare the two.
 
+use super::frame::is_zero;
 use aes::Aes256;
 use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 
@@ -41,7 +42,6 @@ impl Xts {
 
     /// Decrypts whole sectors, the first of which has this number. Zeros stay zeros.
     pub(crate) fn decrypt(&self, sectors: &mut [u8], first: u64) {
-        let is_zero = |sector: &[u8]| sector.iter().all(|&byte| byte == 0);
         let mut rest = (first, sectors);
         while !rest.1.is_empty() {
             // Runs of what was written, and of what was not.

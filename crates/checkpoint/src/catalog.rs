@@ -36,14 +36,14 @@ mod repack;
 mod simulated;
 mod store;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 mod usage;
 mod view;
 mod writer;
 
 use std::ops::Deref;
 
-use mpool::{Access, BLOCK, Mdc, Pool, ROOT_MDC};
+use mpool::{Access, BLOCK, Mdc, ObjectError, Pool, ROOT_MDC};
 use serde::{Deserialize, Serialize};
 
 pub use check::Wrong;
@@ -133,6 +133,8 @@ pub struct Catalog {
     limits: Limits,
     /// Version of the format that is recorded.
     format: u32,
+    /// Whether the list has the last record is not known.
+    unknown: bool,
 }
 
 impl Deref for Catalog {
@@ -169,7 +171,7 @@ impl Catalog {
             mdc.append(&[&first[0]], true).map_err(StoreError::from)?;
         }
         let view = View { pool: pool.clone(), data, checkpoints, attached, damage };
-        Ok(Self { mdc, view, runs, covered, index: None, limits, format: format.unwrap_or(FORMAT) })
+        Ok(Self { mdc, view, runs, covered, index: None, limits, format: format.unwrap_or(FORMAT), unknown: false })
     }
 
     /// The checkpoints as they are now, for other threads. Those that are removed later cannot be
@@ -183,9 +185,7 @@ impl Catalog {
     }
 
     fn append(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
-        let records = encode(entries)?;
-        let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-        self.mdc.append(&records, true)?;
+        self.append_by(entries, |mdc, records| mdc.append(records, true))?;
         entries.iter().for_each(|entry| {
             if let Entry::Format(format) = entry {
                 self.format = *format;
@@ -196,9 +196,46 @@ impl Catalog {
 
     /// Appends entries because of which space will be free.
     fn append_freeing(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+        self.append_by(entries, |mdc, records| mdc.append_freeing(records, true))
+    }
+
+    /// Appends entries: afterwards the last of them is there (`Ok`), or not, or that is not known
+    /// ([`StoreError::Unknown`]). After a failed write the list is read again to know it.
+    fn append_by(
+        &mut self,
+        entries: &[Entry],
+        append: impl FnOnce(&mut Mdc, &[&[u8]]) -> Result<(), ObjectError>,
+    ) -> Result<(), StoreError> {
+        self.ensure_known()?;
         let records = encode(entries)?;
         let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-        Ok(self.mdc.append_freeing(&records, true)?)
+        let Err(error) = append(&mut self.mdc, &records) else { return Ok(()) };
+        if !self.mdc.is_failed() {
+            return Err(error.into());
+        }
+        match self.last_record() {
+            Ok(last) if last.as_deref() == records.last().copied() => Ok(()),
+            Ok(_) => Err(error.into()),
+            Err(_) => {
+                self.unknown = true;
+                Err(StoreError::Unknown(error))
+            }
+        }
+    }
+
+    /// The last record, read from the medium again.
+    fn last_record(&mut self) -> Result<Option<Vec<u8>>, ObjectError> {
+        self.mdc.open_again()?;
+        let mut last = None;
+        while let Some(record) = self.mdc.read()? {
+            last = Some(record);
+        }
+        Ok(last)
+    }
+
+    /// What the list has must be known before more is written, or anything is deleted.
+    fn ensure_known(&self) -> Result<(), StoreError> {
+        if self.unknown { Err(StoreError::Unread) } else { Ok(()) }
     }
 
     /// Identifies a checkpoint and its pool, for [`Writer::earlier`].
@@ -230,9 +267,16 @@ impl Catalog {
         if records.iter().map(|record| record.len() as u64 + 32).sum::<u64>() * 2 > self.mdc.usage() {
             return Ok(());
         }
-        self.mdc.start_compaction()?;
-        self.mdc.append(&records, false)?;
-        self.mdc.end_compaction()?;
+        let compact = |mdc: &mut Mdc| {
+            mdc.start_compaction()?;
+            mdc.append(&records, false)?;
+            mdc.end_compaction()
+        };
+        // Both lists say the same: whichever there is, is right.
+        if let Err(error) = compact(&mut self.mdc) {
+            self.unknown = self.mdc.open_again().is_err();
+            return Err(error.into());
+        }
         self.format = format;
         Ok(())
     }

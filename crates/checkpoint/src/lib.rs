@@ -27,6 +27,10 @@ mod restore;
 pub mod serve;
 mod source;
 mod take;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+#[path = "catalog/tests/medium.rs"]
+pub mod testing;
 
 pub use catalog::{
     BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, Image, LeaseError, OpenError,

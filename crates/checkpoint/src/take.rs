@@ -151,7 +151,7 @@ impl TakeError {
 }
 
 /// What taking a checkpoint has found.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Taken {
     /// The longest pause of the process.
     pub pause: Duration,

@@ -132,6 +132,13 @@ pub struct Saved {
     pub stream: usize,
 }
 
+impl SaveError {
+    /// Whether the guest may be stored, or not ([`StoreError::Unknown`]).
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_unknown())
+    }
+}
+
 impl Guest {
     /// Looks whether a guest can be stored, without changing anything.
     ///
@@ -286,6 +293,8 @@ impl Guest {
         let stored = writer.commit(format!("{program} {}", self.pid), addresses);
         match stored {
             Ok(checkpoint) => Ok(Saved { checkpoint, taken, stream }),
+            // The images over the disks stay: if the snapshot is there, it has those below.
+            Err(error) if error.is_unknown() => Err(error.into()),
             Err(error) => {
                 task.undo(&mut self.qmp)?;
                 Err(error.into())

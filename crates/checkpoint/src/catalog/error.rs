@@ -35,6 +35,15 @@ pub enum StoreError {
     Encode(#[from] postcard::Error),
     #[error("cannot read the map of the checkpoint before; with --full the next one does not need it")]
     Earlier(#[source] Flaw),
+    #[error(
+        "whether it is done is not known: the pool's list of checkpoints could not be written, nor read again; once the \
+             storage answers, `pageone pool ls` says"
+    )]
+    Unknown(#[source] ObjectError),
+    #[error(
+        "an earlier write to the pool's list of checkpoints failed, and it could not be read again; open the pool again"
+    )]
+    Unread,
     #[error("pages that another checkpoint has too could not be stored: take the checkpoint again")]
     Lost,
 }
@@ -44,6 +53,11 @@ impl StoreError {
     /// checkpoint could not store what both have.
     pub fn is_of_others(&self) -> bool {
         self.is_full() || matches!(self, Self::Lost)
+    }
+
+    /// Whether it may be done, or not: nothing may be undone then.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown(_))
     }
 
     /// Whether the pool is full.

@@ -25,13 +25,18 @@ impl Catalog {
         self.append_freeing(&[Entry::Gone(name.into())])?;
         self.view.checkpoints.retain(|c| c.name != name);
         let unneeded = discount(&mut self.view.data, &checkpoint.needs.data);
-        self.remove_data(&unneeded)?;
+        // It is removed. What an error leaves of it is swept when the next checkpoint begins.
+        let _ = self.remove_unneeded(&checkpoint, &unneeded);
+        self.view.attached.remove(&checkpoint.number);
+        Ok(())
+    }
+
+    fn remove_unneeded(&mut self, gone: &Checkpoint, data: &[u64]) -> Result<(), StoreError> {
+        self.remove_data(data)?;
         if self.checkpoints.is_empty() {
             self.drop_index()?;
         }
-        self.delete_map(&checkpoint)?;
-        self.view.attached.remove(&checkpoint.number);
-        Ok(())
+        self.delete_map(gone)
     }
 
     /// Deletes the root of a checkpoint that is not in the list any more, and the leaves that no
@@ -65,6 +70,7 @@ impl Catalog {
 
     /// Deletes mblocks, as far as they are there: the records that name them may be older.
     pub(super) fn delete(&self, ids: &[u64]) -> Result<(), StoreError> {
+        self.ensure_known()?;
         let is_there = |id: &u64| !matches!(self.pool.mblock(*id), Err(ObjectError::NotFound(_)));
         let there: Vec<u64> = ids.iter().copied().filter(is_there).collect();
         Ok(self.pool.mblock_delete(&there)?)
@@ -79,6 +85,6 @@ impl Catalog {
         let known: HashSet<u64> = self.maps().chain(index).collect();
         let needed = |id: &u64| known.contains(id) || self.data.contains_key(id);
         let leftovers: Vec<u64> = self.pool.mblocks().iter().map(|m| m.id).filter(|id| !needed(id)).collect();
-        Ok(self.pool.mblock_delete(&leftovers)?)
+        self.delete(&leftovers)
     }
 }

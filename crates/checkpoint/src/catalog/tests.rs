@@ -5,7 +5,6 @@ mod compressed;
 mod kills;
 mod leases;
 mod leaves;
-pub(crate) mod medium;
 mod refused;
 mod scale;
 mod several;

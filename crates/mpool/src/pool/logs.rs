@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use crate::disk::log::{Log, MISSING, NO_HEADER, Reserve};
 use crate::disk::medium::{Access, Medium};
-use crate::disk::pair::Pair;
+use crate::disk::pair::{Found, Pair};
 use crate::disk::record::{LogRecord, Record};
 use crate::error::{Damage, During, Object, ObjectError, PoolError};
+use crate::objects::class::Class;
 use crate::objects::handle::{Claim, Handle};
 use crate::objects::inner::Inner;
 use crate::objects::log_files::{LogProps, mdc_files, mdc_place, mlog_files, mlog_name, mlog_place};
@@ -37,6 +38,31 @@ pub(super) fn remove_leftovers(inner: &Inner) -> Result<(), PoolError> {
         }
     }
     Ok(())
+}
+
+/// Reads an MDC; what is found is durable then, if it may be written.
+fn open_mdc(class: &Class, claim: &Claim) -> Result<(Pair, Found), ObjectError> {
+    let (access, place) = (claim.inner.access, mdc_place(&*class.medium, claim.record));
+    let (mut pair, found) = Pair::open(&place, access, &mut |_| {})?;
+    if access == Access::Exclusive {
+        pair.mend(&place)?;
+    }
+    Ok((pair, found))
+}
+
+impl Mdc {
+    /// Reads it from its medium again after a failure: what is there then is durable. The cursor is
+    /// at the start, and a compaction under way is given up.
+    ///
+    /// # Errors
+    /// `Io`, `NoClass`, `Damaged`: nothing is changed.
+    pub fn open_again(&mut self) -> Result<(), ObjectError> {
+        let Handle { claim, .. } = &self.0;
+        let class = claim.inner.class(claim.record.class)?;
+        let (pair, found) = open_mdc(&class, claim)?;
+        (self.0.log, self.0.damage, self.0.cursor) = (pair, found.damage, 0);
+        Ok(())
+    }
 }
 
 impl Pool {
@@ -124,12 +150,7 @@ impl Pool {
     pub fn mdc_open(&self, id: u64) -> Result<Mdc, ObjectError> {
         let object = Object::Mdc(id, 0);
         let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mdcs.get(&id).copied())?;
-        let access = self.inner.access;
-        let place = mdc_place(&*class.medium, claim.record);
-        let (mut pair, found) = Pair::open(&place, access, &mut |_| {})?;
-        if access == Access::Exclusive {
-            pair.mend(&place)?;
-        }
+        let (pair, found) = open_mdc(&class, &claim)?;
         Ok(Mdc(Handle::new(pair, claim, found.damage, found.lost, found.torn.first().copied())))
     }
 

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use checkpoint::{Store, Writer, hash};
+use checkpoint::{Store, StoreError, Writer, hash};
 use mpool::BLOCK;
 use tar::{Archive, Entries, Entry};
 use xxhash_rust::xxh3::Xxh3;
@@ -29,7 +29,7 @@ const PAGES_A_BYTE: u64 = 4;
 ///
 /// # Errors
 /// If the archive is something else or damaged, or something cannot be stored. Then nothing of it
-/// is in the pool, and no image is left.
+/// is in the pool, and no image is left, unless that is not known ([`StoreError::Unknown`]).
 pub fn import(from: impl Read, store: &Store, name: Option<&str>, disks: Option<&Path>) -> Result<About, ArchiveError> {
     let mut archive = Archive::new(from);
     let mut parts = Parts { entries: archive.entries()?.raw(true), sum: Xxh3::new() };
@@ -50,8 +50,11 @@ pub fn import(from: impl Read, store: &Store, name: Option<&str>, disks: Option<
     parts.images(&mut about, directory, &mut made)?;
     parts.check_sum()?;
     writer.keep_beside(Record { description: about.description.clone(), stream }.encode());
-    writer.commit(about.source.clone(), about.regions.clone())?;
-    made.0.clear();
+    let stored = writer.commit(about.source.clone(), about.regions.clone());
+    if stored.as_ref().err().is_none_or(StoreError::is_unknown) {
+        made.0.clear();
+    }
+    stored?;
     Ok(about)
 }
 

@@ -1,7 +1,9 @@
 //! Snapshots as archives, also of somebody who lies.
 
 use std::io::Cursor;
+use std::sync::Arc;
 
+use checkpoint::testing::Memory;
 use checkpoint::{Catalog, Store, hash};
 use mpool::{BLOCK, Pool};
 
@@ -189,4 +191,38 @@ fn a_length_that_cannot_be_is_refused_before_anything_is_read() {
     for bytes in [1 << 44, !4095, 4097] {
         assert!(to.refuses(&about(bytes)[..]).contains("its regions cannot be"), "{bytes}");
     }
+}
+
+/// Images go when the snapshot is known not to be there, and only then.
+#[test]
+fn the_images_of_a_snapshot_that_may_be_there_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = archive(dir.path());
+    let mut unknown = 0;
+    for (change, made) in (0..).flat_map(|change| [(change, false), (change, true)]) {
+        let (memory, disks) = (Memory::default(), tempfile::tempdir().unwrap());
+        let pool = Pool::create_on(Arc::new(memory.clone()), Path::new("/pool"), "to").unwrap();
+        let store = Store::new(Catalog::open(&pool).unwrap());
+        let before = memory.changes();
+        memory.fail(before + change..u64::MAX, made);
+        let outcome = import(&archive[..], &store, None, Some(disks.path()));
+        let is_over = memory.changes() <= before + change;
+        drop(store);
+        drop(pool);
+        let pool = Pool::open_on(Arc::new(memory.copy()), Path::new("/pool"), mpool::OpenOptions::default()).unwrap();
+        let there = Catalog::open(&pool).unwrap().find("one").is_ok();
+        let images = std::fs::read_dir(disks.path()).unwrap().count();
+        match outcome {
+            Ok(_) => assert!(there && images == 2),
+            Err(ArchiveError::Store(error)) if error.is_unknown() => {
+                unknown += 1;
+                assert_eq!(images, 2, "{error}");
+            }
+            Err(error) => assert!(!there && images == 0, "{error}"),
+        }
+        if is_over {
+            break;
+        }
+    }
+    assert!(unknown > 0);
 }

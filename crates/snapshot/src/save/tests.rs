@@ -1,7 +1,10 @@
 //! What is refused, and why; and failures before a guest is stopped.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 
+use checkpoint::testing::Memory;
 use checkpoint::{Catalog, Changes, Store};
 use mpool::Pool;
 
@@ -121,4 +124,49 @@ fn without_a_pipe_there_is_no_device_stream() {
     let error = std::thread::scope(|scope| scope.spawn(test).join().unwrap());
     assert!(matches!(error, SaveError::Stream(_)), "{error}");
     assert_eq!(error.to_string(), "cannot read the device stream");
+}
+
+/// A guest is put back when its snapshot is known not to be there, and only then.
+#[test]
+fn a_guest_whose_snapshot_may_be_there_keeps_the_images_over_its_disks() {
+    let outcome = |fails: Option<(u64, bool)>| {
+        let memory = Memory::default();
+        let pool = Pool::create_on(Arc::new(memory.clone()), Path::new("/pool"), "test").unwrap();
+        let store = Store::new(Catalog::open(&pool).unwrap());
+        let mut writer = store.begin("one").unwrap();
+        writer.set_pages(1);
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let qmp = fake::qemu({
+            let asked = asked.clone();
+            move |command| {
+                asked.lock().unwrap().push(command.to_owned());
+                json!({})
+            }
+        });
+        let guest = Guest { qmp, ..guest(RUNS).unwrap() };
+        let (socket, overlays) = ("/nonexistent/guest.qmp".into(), Vec::new());
+        let task = Task { socket, pid: i32::MAX, ran: false, bandwidth: 0, overlays, downtime: None };
+        let before = memory.changes();
+        if let Some((change, made)) = fails {
+            memory.fail(before + change..u64::MAX, made);
+        }
+        let taken = Ok((Taken::default(), Vec::new()));
+        let saved = guest.finish(taken, task, &Guard::thread(), writer, vec![(0, 4096)], &mut |_| {});
+        let undone = asked.lock().unwrap().iter().any(|command| command == "migrate-set-parameters");
+        let changes = memory.changes() - before;
+        drop(store);
+        drop(pool);
+        let pool = Pool::open_on(Arc::new(memory.copy()), Path::new("/pool"), mpool::OpenOptions::default()).unwrap();
+        let there = Catalog::open(&pool).unwrap().find("one").is_ok();
+        match saved {
+            Ok(_) => assert!(there && !undone, "{fails:?}"),
+            Err(error) if error.is_unknown() => assert!(!undone, "{fails:?}: {error}"),
+            Err(error) => assert!(!there && undone, "{fails:?}: {error}"),
+        }
+        (changes, there && !undone)
+    };
+    let (changes, _) = outcome(None);
+    let kept =
+        (0..changes).flat_map(|change| [(change, false), (change, true)]).filter(|fails| outcome(Some(*fails)).1);
+    assert!(kept.count() > 0, "some are there though their writes failed");
 }

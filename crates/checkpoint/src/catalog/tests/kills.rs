@@ -7,15 +7,17 @@ use std::sync::Arc;
 use mpool::OpenOptions;
 
 use super::leaves::try_go_on;
-use super::medium::Memory;
 use super::scale::{counted, recorded};
 use super::*;
+use crate::testing::Memory;
 
 /// The checkpoints that were stored, removed, or may be either.
 #[derive(Clone, Default)]
 struct Model {
     certain: Vec<(String, Vec<u64>)>,
     perhaps: Option<(String, Vec<u64>)>,
+    /// What is not known to be removed is still there.
+    removing: bool,
 }
 
 impl Model {
@@ -43,9 +45,9 @@ impl Model {
 
     fn remove(&mut self, catalog: &mut Catalog, name: &str) -> Result<(), StoreError> {
         let at = self.certain.iter().position(|(known, _)| known == name).unwrap();
-        self.perhaps = Some(self.certain.remove(at));
+        (self.perhaps, self.removing) = (Some(self.certain.remove(at)), true);
         match catalog.remove(name) {
-            Ok(()) => self.perhaps = None,
+            Ok(()) => (self.perhaps, self.removing) = (None, false),
             Err(RemoveError::Store(e)) => return Err(e),
             Err(e) => panic!("{e}"),
         }
@@ -171,4 +173,45 @@ fn kill_everywhere(base: &Memory) {
         assert_eq!(pool.mblocks().len(), needed, "killed before {change}: nothing is left over");
         assert!(recorded(&catalog).iter().all(|needed| *needed > 0), "killed before {change}");
     }
+}
+
+/// Each change fails in turn, alone or with all behind it, and is made or not. What a command says
+/// is true: done, not done, or not known.
+#[test]
+fn what_is_said_of_a_failure_is_true() {
+    let base = Memory::default();
+    drop(Pool::create_on(Arc::new(base.clone()), Path::new("/pool"), "test").unwrap());
+    let whole = base.copy();
+    Model::default().run(&open(&whole).unwrap()).unwrap();
+    let (mut said, mut unknown) = (0, 0);
+    for change in 0..whole.changes() {
+        for (behind, done) in [(1, false), (1, true), (u64::MAX - change, false), (u64::MAX - change, true)] {
+            let (memory, mut model) = (base.copy(), Model::default());
+            memory.fail(change..change + behind, done);
+            let outcome = open(&memory).map(|pool| model.run(&pool));
+            match (&outcome, model.perhaps.take()) {
+                (Some(Err(error)), Some(perhaps)) if error.is_unknown() => {
+                    (model.perhaps, unknown) = (Some(perhaps), unknown + 1);
+                }
+                (Some(Err(_)), Some(kept)) if model.removing => model.certain.push(kept),
+                _ => said += 1,
+            }
+            let what = format!("change {change} and {} more fail, made: {done}: {outcome:?}", behind - 1);
+            // The next program finds what is there.
+            let pool = open(&memory.copy()).unwrap_or_else(|| panic!("{what}: the pool opens"));
+            let catalog = Catalog::open(&pool).unwrap();
+            for (name, seeds) in &model.certain {
+                assert!(load_from(&catalog, name) == pages_of(seeds), "{what}: {name}");
+            }
+            let names: Vec<&str> = catalog.checkpoints().iter().map(|c| &*c.name).collect();
+            let more = names.len() - model.certain.len();
+            match &model.perhaps {
+                Some((name, seeds)) if more == 1 => assert!(load_from(&catalog, name) == pages_of(seeds), "{what}"),
+                _ => assert_eq!(more, 0, "{what}: {names:?}"),
+            }
+            try_store(catalog, "after", &[1, 101, 240]).unwrap();
+        }
+    }
+    println!("{said} times known, {unknown} times not");
+    assert!(unknown > 0);
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use mpool::{Access, BLOCK, Medium, MediumFile, Open, Room, Storage};
+use parking_lot::Mutex;
 
 #[derive(Clone, Default)]
 struct File {
@@ -23,52 +24,66 @@ struct State {
     changes: u64,
     /// Reads until all fail.
     reads: Option<u64>,
+    /// Changes that fail, counted from the start, and whether they are made nevertheless.
+    fails: Option<(std::ops::Range<u64>, bool)>,
     /// Called before the next change.
     next: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// The storage: files by the paths of their directories and their names.
 #[derive(Clone, Default)]
-pub(crate) struct Memory(Arc<Mutex<State>>);
+pub struct Memory(Arc<Mutex<State>>);
 
 impl Memory {
     /// A copy of the files, on which nothing is counted yet.
-    pub(super) fn copy(&self) -> Self {
-        let files = self.0.lock().unwrap().files.clone();
+    pub fn copy(&self) -> Self {
+        let files = self.0.lock().files.clone();
         Self(Arc::new(Mutex::new(State { files, ..State::default() })))
     }
 
     /// The program is killed before this change, counted from now on.
-    pub(super) fn kill_before(&self, change: u64) {
-        self.0.lock().unwrap().left = Some(change);
+    pub fn kill_before(&self, change: u64) {
+        self.0.lock().left = Some(change);
+    }
+
+    /// These changes fail, and are made nevertheless if they are `done`.
+    pub fn fail(&self, changes: std::ops::Range<u64>, done: bool) {
+        self.0.lock().fails = Some((changes, done));
     }
 
     /// Changes so far.
-    pub(super) fn changes(&self) -> u64 {
-        self.0.lock().unwrap().changes
+    pub fn changes(&self) -> u64 {
+        self.0.lock().changes
     }
 
     /// This read and all behind it fail, counted from now on; `None`: none does.
-    pub(super) fn fail_reads_from(&self, read: Option<u64>) {
-        self.0.lock().unwrap().reads = read;
+    pub fn fail_reads_from(&self, read: Option<u64>) {
+        self.0.lock().reads = read;
     }
 
     /// Calls this before the next change.
-    pub(crate) fn before_next_change(&self, call: impl FnOnce() + Send + 'static) {
-        self.0.lock().unwrap().next = Some(Box::new(call));
+    pub fn before_next_change(&self, call: impl FnOnce() + Send + 'static) {
+        self.0.lock().next = Some(Box::new(call));
     }
 
     fn change<R>(&self, change: impl FnOnce(&mut BTreeMap<String, File>) -> io::Result<R>) -> io::Result<R> {
-        let call = self.0.lock().unwrap().next.take();
+        let call = self.0.lock().next.take();
         call.into_iter().for_each(|call| call());
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
+        let fails = state.fails.as_ref().and_then(|(which, done)| which.contains(&state.changes).then_some(*done));
         state.changes += 1;
         match &mut state.left {
             Some(0) => return Err(io::Error::other("killed")),
             Some(left) => *left -= 1,
             None => {}
         }
-        change(&mut state.files)
+        match fails {
+            Some(done) => {
+                let _ = done.then(|| change(&mut state.files));
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+            None => change(&mut state.files),
+        }
     }
 }
 
@@ -101,7 +116,7 @@ impl Medium for Place {
 
     fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
         let name = self.of(name);
-        if !self.0.0.lock().unwrap().files.contains_key(&name) {
+        if !self.0.0.lock().files.contains_key(&name) {
             if !how.create {
                 return Err(ErrorKind::NotFound.into());
             }
@@ -120,7 +135,7 @@ impl Medium for Place {
 
     fn list(&self) -> io::Result<Vec<String>> {
         let prefix = self.of("");
-        let files = &self.0.0.lock().unwrap().files;
+        let files = &self.0.0.lock().files;
         Ok(files.keys().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
     }
 
@@ -182,11 +197,11 @@ impl File {
 
 impl MediumFile for Handle {
     fn len(&self) -> io::Result<u64> {
-        Ok(file(&mut self.0.0.lock().unwrap().files, &self.1)?.len)
+        Ok(file(&mut self.0.0.lock().files, &self.1)?.len)
     }
 
     fn used(&self) -> io::Result<u64> {
-        Ok((file(&mut self.0.0.lock().unwrap().files, &self.1)?.blocks.len() * BLOCK) as u64)
+        Ok((file(&mut self.0.0.lock().files, &self.1)?.blocks.len() * BLOCK) as u64)
     }
 
     fn is_direct(&self) -> bool {
@@ -194,7 +209,7 @@ impl MediumFile for Handle {
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
-        let mut state = self.0.0.lock().unwrap();
+        let mut state = self.0.0.lock();
         match &mut state.reads {
             Some(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
             Some(left) => *left -= 1,

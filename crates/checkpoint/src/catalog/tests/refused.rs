@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use mpool::{Object, OpenOptions};
 
-use super::medium::Memory;
 use super::*;
 use crate::RestoreError;
 use crate::catalog::pages::hashes;
 use crate::chain;
+use crate::testing::Memory;
 
 #[test]
 fn names_that_are_taken_or_cannot_be_are_refused() {

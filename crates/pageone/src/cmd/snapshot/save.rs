@@ -68,7 +68,15 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard };
     let options = Options { name: name.clone(), ram };
     let warn = &mut |warning: &Warning| output::note!("{warning}");
-    let failed = |e: SaveError| explain(e.into(), &args.to).context(format!("snapshot {name} was not stored"));
+    let failed = |e: SaveError| {
+        let outcome = match e.is_unknown() {
+            true => format!(
+                "whether snapshot {name} is stored is not known; the guest goes on, with new images over its disks"
+            ),
+            false => format!("snapshot {name} was not stored"),
+        };
+        explain(e.into(), &args.to).context(outcome)
+    };
     let saved = match source {
         Some(mut source) => {
             let daemon = Daemon::ask(paths::candidates(dir), &source)?;

@@ -210,11 +210,8 @@ impl Catalog {
         let records = encode(entries)?;
         let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
         let Err(error) = append(&mut self.mdc, &records) else { return Ok(()) };
-        if !self.mdc.is_failed() {
-            return Err(error.into());
-        }
         match self.last_record() {
-            Ok(last) if last.as_deref() == records.last().copied() => Ok(()),
+            Ok(Some(last)) if Some(&*last) == records.last().copied() => Ok(()),
             Ok(_) => Err(error.into()),
             Err(_) => {
                 self.unknown = true;
@@ -223,12 +220,13 @@ impl Catalog {
         }
     }
 
-    /// The last record, read from the medium again.
+    /// The last record, if it had to be read from the medium again because a write failed.
     fn last_record(&mut self) -> Result<Option<Vec<u8>>, ObjectError> {
-        self.mdc.open_again()?;
         let mut last = None;
-        while let Some(record) = self.mdc.read()? {
-            last = Some(record);
+        if self.mdc.open_again()? {
+            while let Some(record) = self.mdc.read()? {
+                last = Some(record);
+            }
         }
         Ok(last)
     }

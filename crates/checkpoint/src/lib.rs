@@ -29,8 +29,7 @@ mod source;
 mod take;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
-#[path = "catalog/tests/medium.rs"]
-pub mod testing;
+pub mod test;
 
 pub use catalog::{
     BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, Image, LeaseError, OpenError,

@@ -13,7 +13,7 @@ use mpool::{BLOCK, Pool};
 use super::store::{pump, store_read};
 use super::*;
 use crate::catalog::{Catalog, Store, hash};
-use crate::testing;
+use crate::test;
 
 const PAGES: usize = 64;
 const ASYNC: Features = Features::WP.union(Features::WP_ASYNC).union(Features::WP_UNPOPULATED);
@@ -178,7 +178,7 @@ fn memory_that_changes_in_the_pause_is_not_stored() {
 fn what_others_do_meanwhile_is_noticed() {
     let _forking = forking();
     let Some(process) = Tracked::start() else { return };
-    let (medium, mut source) = (testing::Memory::default(), process.source());
+    let (medium, mut source) = (test::Memory::default(), process.source());
     let pool = Pool::create_on(Arc::new(medium.clone()), Path::new("/pool"), "test").unwrap();
     let error = refused(&pool, &options(false, &Guard::thread()), &mut source, false, &mut ByStopping).unwrap();
     assert!(matches!(error, TakeError::Interfered), "{error}");

@@ -25,7 +25,7 @@ pub(crate) struct Pair {
     object: Object,
     logs: [Log; 2],
     active: usize,
-    compacting: bool,
+    pub(crate) compacting: bool,
     /// The end of a compaction failed. Which log is active is unknown until they are opened again.
     failed: bool,
     /// Why it is not written: which log is active is not known.

@@ -79,12 +79,6 @@ impl Mdc {
         self.0.log.sync()
     }
 
-    /// Whether a write or a sync has failed: whether the last records are there is not known, and
-    /// nothing more is written, before [`Mdc::open_again`].
-    pub fn is_failed(&self) -> bool {
-        self.0.log.is_failed()
-    }
-
     /// The record at the cursor, which moves behind it. `None` at the end. During a compaction
     /// these are the old records.
     ///

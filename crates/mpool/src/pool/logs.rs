@@ -51,17 +51,21 @@ fn open_mdc(class: &Class, claim: &Claim) -> Result<(Pair, Found), ObjectError> 
 }
 
 impl Mdc {
-    /// Reads it from its medium again after a failure: what is there then is durable. The cursor is
-    /// at the start, and a compaction under way is given up.
+    /// After a failed write or sync, or in a compaction, reads it from its medium again: what is
+    /// there then is durable, the cursor is at the start, and the compaction is given up. Gives
+    /// whether that was needed.
     ///
     /// # Errors
     /// `Io`, `NoClass`, `Damaged`: nothing is changed.
-    pub fn open_again(&mut self) -> Result<(), ObjectError> {
-        let Handle { claim, .. } = &self.0;
+    pub fn open_again(&mut self) -> Result<bool, ObjectError> {
+        let Handle { claim, log, .. } = &self.0;
+        if !log.is_failed() && !log.compacting {
+            return Ok(false);
+        }
         let class = claim.inner.class(claim.record.class)?;
         let (pair, found) = open_mdc(&class, claim)?;
         (self.0.log, self.0.damage, self.0.cursor) = (pair, found.damage, 0);
-        Ok(())
+        Ok(true)
     }
 }
 

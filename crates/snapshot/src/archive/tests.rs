@@ -3,7 +3,7 @@
 use std::io::Cursor;
 use std::sync::Arc;
 
-use checkpoint::testing::Memory;
+use checkpoint::test::Memory;
 use checkpoint::{Catalog, Store, hash};
 use mpool::{BLOCK, Pool};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use checkpoint::testing::Memory;
+use checkpoint::test::Memory;
 use checkpoint::{Catalog, Changes, Store};
 use mpool::Pool;
 

@@ -9,7 +9,7 @@ use mpool::OpenOptions;
 use super::leaves::try_go_on;
 use super::scale::{counted, recorded};
 use super::*;
-use crate::testing::Memory;
+use crate::test::Memory;
 
 /// The checkpoints that were stored, removed, or may be either.
 #[derive(Clone, Default)]

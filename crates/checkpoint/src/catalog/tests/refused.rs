@@ -9,7 +9,7 @@ use super::*;
 use crate::RestoreError;
 use crate::catalog::pages::hashes;
 use crate::chain;
-use crate::testing::Memory;
+use crate::test::Memory;
 
 #[test]
 fn names_that_are_taken_or_cannot_be_are_refused() {

@@ -91,8 +91,19 @@ pub struct Options<'a> {
     pub attached: bool,
     /// Its RAM.
     pub ram: Ram<'a>,
+    /// Whether its network cards have a link.
+    pub links: Links,
     /// What is copied for clones that share the snapshot's. `None`: each loads QEMU anew.
     pub template: Option<&'a Template>,
+}
+
+/// Whether a clone's network cards have a link. As it goes on it announces its source's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Links {
+    /// As the source had.
+    Kept,
+    /// None: what the guest sends is dropped.
+    Down,
 }
 
 /// Where a clone's RAM comes from.
@@ -337,6 +348,13 @@ fn resume(
         return Err(Failed::NotLoaded);
     }
     qmp.set_capability(IGNORE_SHARED, Capability::On)?;
+    // Before QEMU announces the guest, which it does as soon as it has the devices.
+    if options.links == Links::Down {
+        let text = qmp.execute("human-monitor-command", json!({ "command-line": "info network" }))?;
+        for name in ends(text.as_str().unwrap_or_default()) {
+            qmp.execute("set_link", json!({ "name": name, "up": false }))?;
+        }
+    }
     let (out, mut into) = io::pipe()?;
     qmp.give(PIPE, &out)?;
     drop(out);
@@ -354,6 +372,11 @@ fn resume(
     qmp.set_capability(IGNORE_SHARED, Capability::Off)?;
     qmp.execute("cont", json!({}))?;
     Ok(qmp)
+}
+
+/// The names in QEMU's list of the ends of its networks: cards, and below each what it leads to.
+fn ends(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| Some(line.split_once(": index=")?.0.trim_start_matches([' ', '\\'])))
 }
 
 /// Sees that the image of a disk is there.
@@ -384,6 +407,12 @@ mod tests {
     use crate::record::Description;
 
     #[test]
+    fn all_ends_of_networks_are_known() {
+        let text = "e1000.0: index=0,type=nic,model=e1000\r\n \\ #net069: index=0,type=user,net=10.0.2.0\r\ncard: index=0,type=nic\r\n";
+        assert_eq!(ends(text).collect::<Vec<_>>(), ["e1000.0", "#net069", "card"]);
+    }
+
+    #[test]
     fn what_keeps_a_clone_from_starting_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let (ram, image) = (File::open("/dev/null").unwrap(), dir.path().join("disk.qcow2"));
@@ -397,8 +426,15 @@ mod tests {
             let record = Record { description, stream: Vec::new() };
             let extra: Vec<String> = extra.iter().copied().map(String::from).collect();
             let ram = Ram::Shared(&ram);
-            let options =
-                Options { record: &record, ram, extra: &extra, force: false, attached: false, template: None };
+            let options = Options {
+                record: &record,
+                ram,
+                extra: &extra,
+                force: false,
+                attached: false,
+                links: Links::Kept,
+                template: None,
+            };
             start(&options, &dir.path().join(name)).map(drop).unwrap_err()
         };
         let error = refused("sh", &image, "a", &["-m", "128"]);

@@ -43,10 +43,11 @@ pub struct Disk {
 }
 
 impl Description {
-    /// The guest that was stored, as its command line names it: `-uuid`, else `-name`. Two
-    /// snapshots with the same are of one guest.
-    pub fn guest(&self) -> Option<Cow<'_, str>> {
-        words::uuid(&self.words).map(Cow::Borrowed).or_else(|| words::name(&self.words))
+    /// The guest that was stored, as its command line names it: `-name` and `-uuid`. Two snapshots
+    /// with the same are of one guest: clones have the source's UUID, and names of their own.
+    pub fn guest(&self) -> Option<String> {
+        let all = words::name(&self.words).into_iter().chain(words::uuid(&self.words).map(Cow::Borrowed));
+        all.reduce(|name, uuid| format!("{name} {uuid}").into()).map(Cow::into_owned)
     }
 }
 
@@ -99,11 +100,12 @@ mod tests {
             let words = line.split(' ').map(String::from).collect();
             let (program, directory) = ("/q".into(), "/".into());
             let description = Description { program, directory, words, facts: Facts::default(), disks: Vec::new() };
-            description.guest().map(Cow::into_owned)
+            description.guest()
         };
         assert_eq!(guest("-m 1 -name guest=web,debug-threads=on"), Some("web".into()));
         assert_eq!(guest("-m 1 --name web"), Some("web".into()));
-        assert_eq!(guest("-name web -uuid 1-2"), Some("1-2".into()));
+        assert_eq!(guest("-name web -uuid 1-2"), Some("web 1-2".into()));
+        assert_eq!(guest("-uuid 1-2"), Some("1-2".into()));
         assert_eq!(guest("-name shop,,one"), Some("shop,one".into()));
         assert_ne!(guest("-name shop,,one"), guest("-name shop,,two"));
         assert_eq!(guest("-m name"), None);

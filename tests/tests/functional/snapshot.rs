@@ -8,6 +8,7 @@ mod disks;
 mod figures;
 mod full;
 mod merged;
+mod network;
 mod refused;
 mod template;
 mod uffd;

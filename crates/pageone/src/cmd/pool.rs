@@ -32,15 +32,20 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The registry.
-    pub(crate) fn registry(&self) -> Registry {
+    /// The directory.
+    pub(crate) fn directory(&self) -> PathBuf {
         let own = || match std::env::var_os("HOME") {
             Some(home) if !rustix::process::geteuid().is_root() => {
                 PathBuf::from(home).join(".local/state/pageone/pools")
             }
             _ => "/var/lib/pageone/pools".into(),
         };
-        Registry::new(self.pools.clone().unwrap_or_else(own))
+        self.pools.clone().unwrap_or_else(own)
+    }
+
+    /// The registry.
+    pub(crate) fn registry(&self) -> Registry {
+        Registry::new(self.directory())
     }
 
     /// Opens a pool by its name or path.

@@ -91,14 +91,18 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
         Command::Save(args) => save::run(args, dir),
         Command::Run(args) => clones::run(args, dir),
         Command::Serve(args) => serve::run(args),
-        Command::Verify(args) => verify::run(args, dir),
+        Command::Verify(args) => verify::run(args),
         Command::Prune(args) => prune::run(args),
         Command::Export(args) => archive::export(args),
         Command::Import(args) => archive::import(args),
         Command::Ls { names, pool, json } => ls(&names.open(pool, Access::Shared)?, *json),
         Command::Rm(which) => {
             let (_pool, mut catalog) = which.open(Access::Exclusive)?;
-            which.find(&catalog)?;
+            // Also one that is damaged.
+            let checkpoint = catalog.find(&which.name)?;
+            if !catalog.has_beside(checkpoint) {
+                read(&catalog, checkpoint)?;
+            }
             Ok(catalog.remove(&which.name)?)
         }
     }
@@ -121,30 +125,47 @@ fn read(view: &View, checkpoint: &Checkpoint) -> Result<Record> {
     Record::decode(&bytes).with_context(|| format!("cannot read snapshot {}", checkpoint.name))
 }
 
+/// The snapshots of a pool, and what each is; the sentence with which one cannot be read is said.
+fn all(catalog: &Catalog) -> Vec<(&Checkpoint, Result<Record, String>)> {
+    let record = |c| read(catalog, c).map_err(|error| format!("{error:#}"));
+    let all: Vec<_> = catalog.checkpoints().iter().filter(|c| catalog.has_beside(c)).map(|c| (c, record(c))).collect();
+    all.iter().filter_map(|(_, record)| record.as_ref().err()).for_each(|why| output::note!("{why}"));
+    all
+}
+
 fn ls(pool: &Pool, json: Json) -> Result<()> {
     let catalog = Catalog::open(pool)?;
-    let mut all = Vec::new();
-    for checkpoint in catalog.checkpoints().iter().filter(|c| catalog.has_beside(c)) {
-        all.push((checkpoint, read(&catalog, checkpoint)?));
-    }
-    let one = |(c, record): &(&Checkpoint, Record)| {
-        json!({
+    let all = all(&catalog);
+    let one = |(c, record): &(&Checkpoint, Result<Record, String>)| {
+        let mut one = json!({
             "name": c.name, "created": c.created, "source": c.source, "memory_bytes": c.bytes(),
-            "stored_bytes": c.stored_bytes(), "stream_bytes": record.stream.len(),
-            "guest": record.description,
-        })
+            "stored_bytes": c.stored_bytes(),
+        });
+        match record {
+            Ok(Record { description, stream }) => {
+                (one["stream_bytes"], one["guest"]) = (stream.len().into(), json!(description));
+            }
+            Err(why) => one["damaged"] = why.as_str().into(),
+        }
+        one
     };
     json.print(&all.iter().map(one).collect::<Vec<_>>(), || {
         let line = |[name, guest, created, memory, stored, disks]: [&str; 6]| {
             format!("{name:<18} {guest:<14.14} {created:>19} {memory:>9} {stored:>9} {disks:>5}\n")
         };
         let mut text = line(["snapshot", "guest", "created", "memory", "stored", "disks"]);
-        for (c, Record { description, .. }) in &all {
-            let name = guests::words::name(&description.words).or_else(|| description.guest());
-            let name = name.unwrap_or_else(|| c.source.as_str().into());
-            let (disks, facts) = (description.disks.len().to_string(), &description.facts);
+        for (c, record) in &all {
             let sizes = (size(c.bytes()), size(c.stored_bytes()));
-            text += &line([&c.name, &printable(&name), &date(c.created), &sizes.0, &sizes.1, &disks]);
+            let mut row = |guest: &str, disks: &str| {
+                text += &line([&c.name, &printable(guest), &date(c.created), &sizes.0, &sizes.1, disks]);
+            };
+            let Ok(Record { description, .. }) = record else {
+                row("damaged", "?");
+                continue;
+            };
+            let name = guests::words::name(&description.words).map(|name| name.into_owned());
+            let (guest, facts) = (name.or_else(|| description.guest()), &description.facts);
+            row(guest.as_deref().unwrap_or(&c.source), &description.disks.len().to_string());
             let (machine, cpu) = (&facts.machine, &facts.cpu);
             let (machine, cpu) = (machine.trim_end_matches("-machine"), cpu.trim_end_matches("-x86_64-cpu"));
             text += &format!("  {machine}, {cpu}, QEMU {}\n", facts.qemu);
@@ -180,5 +201,53 @@ mod tests {
         let error = |name: &str| read(&catalog, catalog.find(name).unwrap()).err().unwrap().to_string();
         assert!(error("plain").starts_with("plain is a checkpoint, and no snapshot: it has no devices"));
         assert_eq!(error("other"), "cannot read snapshot other");
+        let listed = all(&catalog);
+        assert!(matches!(&listed[..], [(c, Err(_))] if c.name == "other"), "the list has it, and says why");
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    /// Runs `pageone snapshot` with this pool behind the subcommand.
+    fn snapshot(pool: &std::path::Path, words: &[&str]) -> Result<()> {
+        let pool = pool.to_str().unwrap();
+        let all = ["snapshot", words[0], pool].into_iter().chain(words[1..].iter().copied());
+        super::run(&<Line as clap::Parser>::parse_from(all).command, None)
+    }
+
+    #[test]
+    fn one_damaged_snapshot_is_named_and_the_others_work() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        let pool = Pool::create(&path, "test").unwrap();
+        let store = Store::new(Catalog::open(&pool).unwrap());
+        let words = ["-name", "web"].map(String::from).to_vec();
+        let (program, directory) = ("/q".into(), "/".into());
+        let facts = snapshot::facts::Facts::default();
+        let description = snapshot::record::Description { program, directory, words, facts, disks: Vec::new() };
+        let good = Record { description, stream: Vec::new() }.encode();
+        for (name, beside) in
+            [("first", &good), ("bad", &b"damaged".to_vec()), ("second", &good), ("worse", &Vec::new())]
+        {
+            let mut writer = store.begin(name).unwrap();
+            writer.set_pages(1);
+            writer.keep_beside(beside.clone());
+            writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+        }
+        drop((store, pool));
+        let names = || -> Vec<String> {
+            let pool = Pool::open(&path, mpool::OpenOptions::default()).unwrap();
+            Catalog::open(&pool).unwrap().checkpoints().iter().map(|c| c.name.clone()).collect()
+        };
+        snapshot(&path, &["ls"]).unwrap();
+        snapshot(&path, &["prune", "--keep-last", "1"]).unwrap();
+        assert_eq!(names(), ["bad", "second", "worse"], "what is damaged stays");
+        let error = snapshot(&path, &["export", "bad"]).unwrap_err().to_string();
+        assert_eq!(error, "cannot read snapshot bad");
+        snapshot(&path, &["rm", "bad"]).unwrap();
+        assert_eq!(names(), ["second", "worse"]);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::disks::named;
 use crate::record::{Description, Disk};
-use guests::words::{Opt, options, parts, set_first, set_part, written};
+use guests::words::{Opt, name, options, parts, set_first, set_part, written};
 
 /// A clone's own image over a disk's.
 pub(super) fn overlay(directory: &Path, number: usize) -> PathBuf {
@@ -20,7 +20,8 @@ pub fn is_own_image(name: &OsStr) -> bool {
 
 /// The source's words for a clone, whose files are in `directory`: disks have images of their own,
 /// sockets and files lie in the directory, forwarded ports are any that are free, network cards
-/// have new addresses, and the guest is told that it is a clone.
+/// have new addresses, the name has the directory's behind it, and the guest is told that it is a
+/// clone.
 pub(super) fn rewrite(description: &Description, directory: &Path) -> Vec<String> {
     let mut words = description.words.clone();
     let mut gone = Vec::new();
@@ -34,7 +35,12 @@ pub(super) fn rewrite(description: &Description, directory: &Path) -> Vec<String
         }
     }
     let kept = |at: &usize| !gone.contains(at);
-    words.into_iter().enumerate().filter(|(at, _)| kept(at)).map(|(_, word)| word).collect()
+    let own = directory.file_name().unwrap_or_default().to_string_lossy();
+    let all = name(&words).map_or_else(|| own.clone().into_owned(), |name| format!("{name}-{own}"));
+    // Of several the last counts, part by part.
+    let named = ["-name".to_owned(), format!("guest={}", written(&all))];
+    let words = words.iter().enumerate().filter(|(at, _)| kept(at)).map(|(_, word)| word.clone());
+    words.chain(named).collect()
 }
 
 /// An option's value for a clone, if it is not the source's.
@@ -117,7 +123,28 @@ mod tests {
         ];
         let (program, directory) = ("/q".into(), "/".into());
         let description = Description { program, directory, words, facts: Facts::default(), disks };
-        rewrite(&description, Path::new(own)).join(" ")
+        let mut words = rewrite(&description, Path::new(own));
+        let named = words.split_off(words.len() - 2);
+        assert_eq!(name(&named).as_deref(), own.strip_prefix('/'));
+        words.join(" ")
+    }
+
+    #[test]
+    fn each_clone_has_a_name_of_its_own() {
+        for (line, want) in [
+            ("-m 1", "one-7-1"),
+            ("-name web,debug-threads=on -m 1", "web-one-7-1"),
+            ("-name guest=shop,,two", "shop,two-one-7-1"),
+            ("-name a -name guest=b", "b-one-7-1"),
+        ] {
+            let words = line.split(' ').map(String::from).collect();
+            let (program, directory) = ("/q".into(), "/".into());
+            let description = Description { program, directory, words, facts: Facts::default(), disks: Vec::new() };
+            let clone = rewrite(&description, Path::new("/clones/one-7-1"));
+            assert_eq!(name(&clone).as_deref(), Some(want), "{line}");
+            let of_clone = Description { words: clone, ..description.clone() };
+            assert_ne!(of_clone.guest(), description.guest(), "prune counts each for itself");
+        }
     }
 
     #[test]

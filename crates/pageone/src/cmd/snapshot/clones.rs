@@ -18,7 +18,7 @@ use kmem::ksm::{self, Ksm};
 use kmem::procfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::NoAgent;
-use snapshot::clone::{Add, Clone, Options, Own, Ram, Template, start};
+use snapshot::clone::{Add, Clone, Links, Options, Own, Ram, Template, start};
 use snapshot::memory::segments::Segments;
 use snapshot::memory::{self, MemoryError, Server};
 use snapshot::record::Record;
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// Directory for the guests' own files, a directory for each: images over the disks, sockets,
-    /// output [default: clones in the daemon's directory]
+    /// output [default: `clones` beside the directory of the pools' names]
     #[arg(long, value_name = "DIR")]
     files: Option<PathBuf>,
     /// Remove each guest's files when all have ended
@@ -54,6 +54,9 @@ pub(crate) struct Args {
     /// Start guests that differ from the one that was stored
     #[arg(long)]
     force: bool,
+    /// Start guests whose network cards have no link: `set_link NAME on` on its monitor gives one
+    #[arg(long)]
+    links_down: bool,
     /// Give each guest RAM of its own, managed as by `pageone run --snapshots`: the guests are
     /// merged from the beginning, and can be stored again. The snapshot is read before they start
     #[arg(long)]
@@ -82,9 +85,9 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     // It is loaded while the page server starts.
     let template = (args.count > 1 && !args.merge).then(|| template(&record));
     let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);
-    let environment = || run::agent(args.domain.as_deref(), HugePages::default(), dir.clone(), run::Start::IfNone);
+    let environment = || run::agent(args.domain.as_deref(), HugePages::default(), dir, run::Start::IfNone);
     let environment = args.merge.then(environment).transpose().context("the guests cannot be merged")?;
-    let files = directory(args.files.as_deref(), dir)?;
+    let files = directory(args.files.as_deref(), &args.snapshot)?;
     let working_set = files.join(format!(".working-set-{}", label.replace('/', "-")));
     // Held until all guests have ended: their disks may need what the snapshot keeps.
     let held = lease.try_clone()?;
@@ -115,7 +118,8 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         Source::File(file) => Ram::Shared(file),
     };
     let (attached, template) = (args.count == 1, template.as_ref());
-    let options = Options { record: &record, ram, extra: &args.extra, force: args.force, attached, template };
+    let links = if args.links_down { Links::Down } else { Links::Kept };
+    let options = Options { record: &record, ram, extra: &args.extra, force: args.force, attached, links, template };
     let name = format!("{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
     let directories: Vec<PathBuf> = (1..=args.count).map(|number| files.join(format!("{name}-{number}"))).collect();
     let start = || start_all(&options, &directories, &working_set);
@@ -262,9 +266,9 @@ pub(super) fn ram(of: (&Path, &str), lease: File, working_set: Option<&Path>) ->
     })
 }
 
-/// The directory for clones' files, which is made.
-pub(super) fn directory(files: Option<&Path>, dir: Option<PathBuf>) -> Result<PathBuf> {
-    let files = files.map_or_else(|| dir.unwrap_or_else(paths::own_directory).join("clones"), Path::to_owned);
+/// The directory for clones' files, which is made. They are worth keeping: it is not in memory.
+pub(super) fn directory(files: Option<&Path>, of: &Which) -> Result<PathBuf> {
+    let files = files.map_or_else(|| of.names.directory().with_file_name("clones"), Path::to_owned);
     let files = std::path::absolute(files)?;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&files);
     made.with_context(|| format!("cannot create {}", files.display()))?;

@@ -1,6 +1,5 @@
 //! `pageone snapshot prune`: removes snapshots that no rule keeps.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
@@ -42,8 +41,8 @@ pub(crate) struct Args {
     json: Json,
 }
 
-/// Removes what is not kept. Snapshots of one guest are those with the same `-uuid` or `-name`, or
-/// of the same process.
+/// Removes what is not kept. Snapshots of one guest are those with the same `-name` and `-uuid`, or,
+/// without both, of the same process.
 pub(super) fn run(args: &Args) -> Result<()> {
     let rule = Rule {
         last: args.keep_last,
@@ -57,12 +56,17 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let access = if args.dry_run { Access::Shared } else { Access::Exclusive };
     let mut catalog = Catalog::open(&args.names.open(&args.pool, access)?)?;
     let mut guests: BTreeMap<String, Vec<(String, u64)>> = BTreeMap::new();
-    for checkpoint in catalog.checkpoints().iter().filter(|c| catalog.has_beside(c)) {
-        let record = super::read(&catalog, checkpoint)?;
-        let guest = record.description.guest().map_or_else(|| checkpoint.source.clone(), Cow::into_owned);
-        guests.entry(guest).or_default().push((checkpoint.name.clone(), checkpoint.created));
-    }
     let (mut kept, mut removed) = (Vec::new(), Vec::new());
+    for (checkpoint, record) in super::all(&catalog) {
+        let name = checkpoint.name.clone();
+        // Nobody knows of which guest a damaged one is: it stays.
+        let Ok(record) = record else {
+            kept.push(name);
+            continue;
+        };
+        let guest = record.description.guest().unwrap_or_else(|| checkpoint.source.clone());
+        guests.entry(guest).or_default().push((name, checkpoint.created));
+    }
     for all in guests.into_values() {
         let created: Vec<u64> = all.iter().map(|(_, created)| *created).collect();
         let keeps = rule.keeps(&created);

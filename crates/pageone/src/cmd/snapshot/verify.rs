@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use checkpoint::Image;
 use control::units::size;
 use mpool::{AlignedBuf, BLOCK};
-use snapshot::clone::{Options, Ram, start};
+use snapshot::clone::{Links, Options, Ram, start};
 
 use super::Which;
 use super::clones::{self, Leased, Watch};
@@ -27,7 +27,8 @@ pub(crate) struct Args {
     /// Read the memory and look for the disks' images; start nothing
     #[arg(long)]
     read_only: bool,
-    /// Directory for the guest's own files [default: clones in the daemon's directory]
+    /// Directory for the guest's own files [default: `clones` beside the directory of the
+    /// pools' names]
     #[arg(long, value_name = "DIR")]
     files: Option<PathBuf>,
     /// Further options of QEMU
@@ -36,7 +37,7 @@ pub(crate) struct Args {
 }
 
 /// Reads all of the memory, and lets a clone run for a while; it is gone afterwards.
-pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     let begin = Instant::now();
     let Leased { record, lease, pool, .. } = Leased::of(&args.snapshot)?;
     let image = Image::of_lease(&lease)?;
@@ -50,11 +51,18 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut what = "its memory can be read";
     if !args.read_only {
         let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;
-        let files = clones::directory(args.files.as_deref(), dir)?;
+        let files = clones::directory(args.files.as_deref(), &args.snapshot)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
         let ram = Ram::Shared(&ram);
-        let options =
-            Options { record: &record, ram, extra: &args.extra, force: false, attached: false, template: None };
+        let options = Options {
+            record: &record,
+            ram,
+            extra: &args.extra,
+            force: false,
+            attached: false,
+            links: Links::Down,
+            template: None,
+        };
         let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
         let verified = Watch::new(Some(server), Arc::default()).during(|| go_on(&options, &directory, time));
         let agent = verified

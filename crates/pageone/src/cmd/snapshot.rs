@@ -226,7 +226,7 @@ mod tests {
         let store = Store::new(Catalog::open(&pool).unwrap());
         let words = ["-name", "web"].map(String::from).to_vec();
         let (program, directory) = ("/q".into(), "/".into());
-        let facts = snapshot::facts::Facts::default();
+        let facts = snapshot::Facts::default();
         let description = snapshot::record::Description { program, directory, words, facts, disks: Vec::new() };
         let good = Record { description, stream: Vec::new() }.encode();
         for (name, beside) in

@@ -41,8 +41,8 @@ pub(crate) struct Args {
     json: Json,
 }
 
-/// Removes what is not kept. Snapshots of one guest are those with the same `-name` and `-uuid`, or,
-/// without both, of the same process.
+/// Removes what is not kept. Snapshots of one guest are those with the same `-name` and `-uuid`;
+/// without both, those of the same process.
 pub(super) fn run(args: &Args) -> Result<()> {
     let rule = Rule {
         last: args.keep_last,

@@ -236,7 +236,7 @@ fn what_guests_free_is_punched_and_no_byte_is_lost_while_daemons_are_killed() {
         daemon.restart();
     }
     for guest in &mut guests {
-        let stat = finish(guest, 45, true);
+        let stat = finish(guest, 45);
         println!("{}: {}", guest.pid(), daemon.client(guest.pid()).unwrap());
         println!("waits {} of {} leaves, longest {} us", stat("waits"), stat("leaves"), stat("wait_longest_ns") / 1000);
         assert_eq!(stat("missed"), 0, "an allocation was not seen");

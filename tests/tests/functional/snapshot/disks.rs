@@ -1,5 +1,7 @@
 //! Disks: each snapshot and each clone has its own content.
 
+use std::io::Read;
+
 use super::*;
 
 /// Where the tests write.
@@ -116,13 +118,20 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
     let path = |name: &str| place.path(name).display().to_string();
     place.ok(&["snapshot", "export", "store", "two", "-o", &path("two.tar")]);
     let bytes = std::fs::read(place.path("two.tar")).unwrap();
+    // The pool can be written while somebody reads the archive.
+    let mut export = place.command(&["snapshot", "export", "store", "two"]).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut out, mut slowly) = (export.stdout.take().unwrap(), vec![0]);
+    out.read_exact(&mut slowly).unwrap();
+    place.ok(&["snapshot", "rm", "store", "one"]);
+    assert!(export.try_wait().unwrap().is_none(), "it waits for its reader");
+    out.read_to_end(&mut slowly).unwrap();
+    assert!(export.wait().unwrap().success() && slowly == bytes);
     // Nothing of what it came from is needed.
     for gone in [disk, place.path("disk.one.qcow2"), place.path("disk.two.qcow2")] {
         std::fs::remove_file(gone).unwrap();
     }
     assert!(place.fails(&["snapshot", "export", "store", "two"]).contains("cannot copy the image"));
     place.ok(&["pool", "create", "other", "--capacity", &path("other")]);
-    std::fs::create_dir(place.path("disks")).unwrap();
     let import = ["snapshot", "import", "other", &path("bad.tar"), "--disks", &path("disks")].map(str::to_owned);
     let import: Vec<&str> = import.iter().map(String::as_str).collect();
     let middle = bytes.len() / 2;

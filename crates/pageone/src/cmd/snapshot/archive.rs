@@ -5,13 +5,14 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use checkpoint::{Catalog, Store};
+use checkpoint::{Catalog, Image, Store};
 use control::units::size;
 use mpool::Access;
 use output::OutputFile;
 use snapshot::archive::{self, Exported};
 
 use super::Which;
+use super::clones::Leased;
 use crate::cmd::Force;
 use crate::cmd::pool::Names;
 
@@ -44,11 +45,10 @@ pub(crate) struct ImportArgs {
     disks: Option<PathBuf>,
 }
 
-/// Writes a snapshot as a tar archive.
+/// Writes a snapshot as a tar archive. Its pool can be written meanwhile.
 pub(super) fn export(args: &ExportArgs) -> Result<()> {
-    let (_pool, catalog) = args.snapshot.open(Access::Shared)?;
-    let (checkpoint, record) = args.snapshot.find(&catalog)?;
-    let image = catalog.image(checkpoint)?;
+    let Leased { checkpoint, record, lease, .. } = Leased::of(&args.snapshot)?;
+    let image = Image::of_lease(&lease)?;
     let what = Exported {
         name: &checkpoint.name,
         created: checkpoint.created,

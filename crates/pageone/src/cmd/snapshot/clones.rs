@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use checkpoint::{Catalog, Image, ReadError};
+use checkpoint::{Catalog, Checkpoint, Image, ReadError};
 use kmem::ksm::{self, Ksm};
 use kmem::procfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -78,7 +78,7 @@ pub(crate) struct Args {
 
 /// Starts clones and waits for their end.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    let Leased { record, lease, label, pool } = Leased::of(&args.snapshot)?;
+    let Leased { record, lease, label, pool, .. } = Leased::of(&args.snapshot)?;
     if args.ksm {
         give_to_ksm()?;
     }
@@ -235,6 +235,7 @@ fn panicked() -> anyhow::Error {
 
 /// A snapshot that can be read although its pool is not open, so that others can write to that.
 pub(super) struct Leased {
+    pub(super) checkpoint: Checkpoint,
     pub(super) record: Record,
     pub(super) lease: File,
     /// See [`Catalog::label`].
@@ -248,7 +249,8 @@ impl Leased {
         let (pool, catalog) = which.open_soon()?;
         let (checkpoint, record) = which.find(&catalog)?;
         let lease = catalog.image(checkpoint)?.lease(&pool)?;
-        Ok(Self { record, lease, label: Catalog::label(&pool, checkpoint), pool: pool.path().into() })
+        let label = Catalog::label(&pool, checkpoint);
+        Ok(Self { checkpoint: checkpoint.clone(), record, lease, label, pool: pool.path().into() })
     }
 }
 

@@ -1,6 +1,10 @@
 //! What cannot be stored or run is refused with a sentence, before anything is stopped; and a
 //! snapshot that is cut short leaves nothing.
 
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
 use super::*;
 
 /// What a command says some of whose system calls fail, as these options of strace say. `None`:
@@ -145,24 +149,39 @@ fn a_snapshot_that_is_killed_in_the_middle_leaves_the_guest_running_and_nothing_
         let all = std::fs::read_dir(place.dir.path()).unwrap().flatten();
         all.filter(|entry| entry.path().extension().is_some_and(|end| end == "qcow2")).count()
     };
-    let (mut killed, mut stored) = (0, 0);
+    let (mut killed, mut stored, mut longest) = (0, 0, Duration::ZERO);
     let mut wait = 0;
     while stored < 2 {
         let pid = machine.pid().to_string();
         let name = format!("cut-{wait}");
         let mut command = place.command(&["snapshot", "save", &pid, "--to", "store", "--name", &name]);
-        let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(wait));
-        running.kill().unwrap();
-        if running.wait().unwrap().success() {
-            stored += 1;
-        } else {
-            killed += 1;
+        // The command alone, or it and its guard: told to end, or stopped for a while.
+        let group = Pid::from_raw(running.id() as i32).unwrap();
+        let all = |signal| kill_process_group(group, signal).unwrap();
+        let how = wait / 3 % 3;
+        match how {
+            0 => running.kill().unwrap(),
+            1 => all(Signal::TERM),
+            _ => {
+                all(Signal::STOP);
+                std::thread::sleep(Duration::from_millis(100));
+                all(Signal::CONT);
+            }
         }
-        wait += 3;
+        let since = Instant::now();
+        if how == 2 {
+            running.wait().unwrap();
+        }
         eventually("the guest runs", Duration::from_secs(30), || {
             (status(&mut machine.qmp()) == "running").then_some(())
         });
+        if how < 2 {
+            longest = longest.max(since.elapsed());
+            *if running.wait().unwrap().success() { &mut stored } else { &mut killed } += 1;
+        }
+        wait += 3;
         // One that is killed while the record is written keeps its image: the guest writes to it.
         eventually("images that the guest does not use are gone", Duration::from_secs(60), || {
             let all = machine.qmp().execute("query-block", json!({}));
@@ -174,7 +193,9 @@ fn a_snapshot_that_is_killed_in_the_middle_leaves_the_guest_running_and_nothing_
         assert!(wait < 20_000, "it was never stored");
     }
     let more = images() - 1 - place.names().len();
-    println!("killed {killed} times, stored {stored} times, {more} images of no snapshot");
+    println!(
+        "killed {killed} times, stored {stored} times, {more} images of no snapshot; it ran after {longest:.0?} at most"
+    );
     assert!(killed > 5 && more * 2 < killed);
     place.save(machine.pid(), "whole");
     place.ok(&["pool", "check", "store"]);

@@ -136,13 +136,17 @@ impl StoreFile {
     pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         let huge = HUGE_PAGE_SIZE as u64;
         assert!(offset.is_multiple_of(huge) && len.is_multiple_of(huge), "{offset} and {len} cut a huge page");
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        loop {
-            match rustix::fs::fallocate(&self.writer, punch, offset, len) {
-                Err(Errno::INTR) => {}
-                result => return Ok(result?),
-            }
-        }
+        fallocate(&self.writer, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
+    /// Gives the memory of one page back, which nobody has used yet: it is zeros, as before.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM`: the store is sealed.
+    pub fn punch_unused(&self, page: usize) -> io::Result<()> {
+        let (punch, len) = (FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, PAGE_SIZE as u64);
+        fallocate(&self.writer, punch, page as u64 * len, len)
     }
 }
 
@@ -319,8 +323,12 @@ pub fn identity(fd: impl AsFd) -> io::Result<FileId> {
 ///
 /// `ENOSPC`, `ENOMEM`; `EPERM` behind the end of a file sealed against growing.
 pub fn allocate(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+    fallocate(fd, FallocateFlags::empty(), offset, len)
+}
+
+fn fallocate(fd: impl AsFd, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
     loop {
-        match rustix::fs::fallocate(&fd, FallocateFlags::empty(), offset, len) {
+        match rustix::fs::fallocate(&fd, mode, offset, len) {
             Err(Errno::INTR) => {}
             result => return Ok(result?),
         }

@@ -20,10 +20,10 @@ mod tests;
 
 pub use mount::{Mount, OpenError};
 pub use mounts::{MountInfo, is_for, is_loaded, mounts, mounts_in};
-pub use store::{Store, StoreError};
+pub use store::{Payer, Store, StoreError};
 
 /// The version of the interface that this module speaks.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 const DOMAIN_MAX: usize = 64;
 
@@ -209,6 +209,16 @@ struct RawPlain {
 }
 
 #[repr(C)]
+struct RawSlot {
+    id: u64,
+    index: u64,
+    like_id: u64,
+    like: u64,
+    pid: i32,
+    reserved: u32,
+}
+
+#[repr(C)]
 struct RawNotify {
     eventfd: i32,
     reserved: u32,
@@ -266,6 +276,7 @@ const _: () = assert!(size_of::<RawMerge>() == 24 && std::mem::offset_of!(RawMer
 const _: () = assert!(size_of::<RawPlain>() == 8);
 const _: () = assert!(size_of::<RawPunch>() == 40 && std::mem::offset_of!(RawPunch, held) == 24);
 const _: () = assert!(size_of::<RawNotify>() == 8);
+const _: () = assert!(size_of::<RawSlot>() == 40 && std::mem::offset_of!(RawSlot, pid) == 32);
 const _: () = assert!(size_of::<Stats>() == 104 && std::mem::offset_of!(Stats, drains) == 96);
 
 const INFO: Opcode = opcode::read::<RawInfo>(b'1', 1);
@@ -277,6 +288,7 @@ const MAKE_PLAIN: Opcode = opcode::write::<RawPlain>(b'1', 6);
 const STATS: Opcode = opcode::read::<Stats>(b'1', 7);
 const PUNCH: Opcode = opcode::read_write::<RawPunch>(b'1', 8);
 const NOTIFY: Opcode = opcode::write::<RawNotify>(b'1', 9);
+const SLOT: Opcode = opcode::write::<RawSlot>(b'1', 11);
 
 /// What a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,6 +28,7 @@ static_assert(sizeof(struct pageonefs_merge) == 24 && offsetof(struct pageonefs_
 static_assert(sizeof(struct pageonefs_plain) == 8);
 static_assert(sizeof(struct pageonefs_punch) == 40 && offsetof(struct pageonefs_punch, held) == 24);
 static_assert(sizeof(struct pageonefs_notify) == 8);
+static_assert(sizeof(struct pageonefs_slot) == 40 && offsetof(struct pageonefs_slot, pid) == 32);
 static_assert(sizeof(struct pageonefs_stats) == 104 && offsetof(struct pageonefs_stats, drains) == 96);
 
 /* The file with this id, with a reference; or NULL. */
@@ -131,6 +132,15 @@ static long stats(struct pofs_super *ps, void __user *arg)
 	return copy_to_user(arg, &sum, sizeof(sum)) ? -EFAULT : 0;
 }
 
+static long slot(struct pofs_super *ps, struct pofs_inode *pi, struct pageonefs_slot *s)
+{
+	struct inode *like = s->pid ? NULL : file_find(ps, s->like_id);
+	long ret = pofs_slot(pi, like ? POFS_I(like) : NULL, s);
+
+	iput(like);
+	return ret;
+}
+
 /* The requests that name a file start with its id. */
 union request {
 	u64 id;
@@ -139,6 +149,7 @@ union request {
 	struct pageonefs_merge merge;
 	struct pageonefs_plain plain;
 	struct pageonefs_punch punch;
+	struct pageonefs_slot slot;
 };
 
 static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
@@ -172,6 +183,9 @@ static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
 		break;
 	case PAGEONEFS_MAKE_PLAIN:
 		ret = pofs_make_plain(POFS_I(inode), PAGEONEFS_PLAIN_ASKED);
+		break;
+	case PAGEONEFS_SLOT:
+		ret = slot(ps, POFS_I(inode), &request.slot);
 		break;
 	default:
 		ret = -ENOTTY;
@@ -207,6 +221,7 @@ static long root_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	case PAGEONEFS_MERGE:
 	case PAGEONEFS_MAKE_PLAIN:
 	case PAGEONEFS_PUNCH:
+	case PAGEONEFS_SLOT:
 		return of_a_file(ps, cmd, user);
 	default:
 		return -ENOTTY;

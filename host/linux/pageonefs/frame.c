@@ -15,6 +15,7 @@
 #include <linux/memcontrol.h>
 #include <linux/module.h>
 #include <linux/pagemap.h>
+#include <linux/pid.h>
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
 
@@ -233,6 +234,22 @@ struct mem_cgroup *pofs_payer_get(struct mem_cgroup **payer)
 		memcg = parent_mem_cgroup(memcg);
 	rcu_read_unlock();
 	return memcg;
+}
+
+/* The cgroup of a process, with a reference. */
+int pofs_payer_of(pid_t pid, struct mem_cgroup **payer)
+{
+	struct mem_cgroup *memcg;
+	struct task_struct *task;
+
+	rcu_read_lock();
+	task = pid_task(find_vpid(pid), PIDTYPE_TGID);
+	if (task) {
+		memcg = mem_cgroup_from_task(task);
+		*payer = pofs_payer_get(&memcg);
+	}
+	rcu_read_unlock();
+	return task ? 0 : -ESRCH;
 }
 
 void pofs_payer_clear(struct mem_cgroup **payer)

@@ -48,6 +48,7 @@ void pofs_frame_put(struct pofs_domain *domain, struct page *frame);
 /* Who pays for a file. */
 struct mem_cgroup *pofs_payer_set(struct mem_cgroup **payer, struct page *page);
 struct mem_cgroup *pofs_payer_get(struct mem_cgroup **payer);
+int pofs_payer_of(pid_t pid, struct mem_cgroup **payer);
 void pofs_payer_clear(struct mem_cgroup **payer);
 bool pofs_payer_has_room(void);
 

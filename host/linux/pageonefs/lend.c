@@ -6,6 +6,8 @@
  * tmpfs's own mappings, so that userfaultfd works on them. And the daemon may lend their pages: a
  * lent page stays in its file, and is a frame of the domain, too.
  *
+ *  - A page is charged to the process that it is made for (pofs_slot), and stays so: lent, used by
+ *    files, and recalled. Pages that the daemon makes by itself are its own.
  *  - A lent page is not written any more: the daemon writes a page of its store once. Here write(2)
  *    is refused, and so is what would clear a part of a page in place.
  *  - The kernel must not find a page of a file mapped when it leaves the file, and does not know
@@ -21,6 +23,59 @@
 
 #include "huge.h"
 #include "lend.h"
+
+/* ---- pages are made ------------------------------------------------------------------- */
+
+/* Who pays for a page, with a reference. */
+static int payer_of_page(struct pofs_inode *pi, u64 index, struct mem_cgroup **payer)
+{
+	struct page *page = pofs_page_load(&pofs_vfs(pi)->i_mapping->i_pages, index);
+	struct mem_cgroup *memcg;
+
+	if (!page)
+		return -ESRCH;
+	/* It keeps its cgroup meanwhile. */
+	lock_page(page);
+	memcg = folio_memcg(page_folio(page));
+	*payer = pofs_payer_get(&memcg);
+	unlock_page(page);
+	put_page(page);
+	return 0;
+}
+
+/*
+ * Makes a page of a store at the expense of another than who asks. What its cgroup has no room for
+ * is refused. `like`: the file that is named, NULL: none.
+ */
+int pofs_slot(struct pofs_inode *pi, struct pofs_inode *like, const struct pageonefs_slot *s)
+{
+	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
+	struct mem_cgroup *payer, *active;
+	struct page *page;
+	int ret;
+
+	if (pi->plain != PAGEONEFS_PLAIN_STORE || s->reserved || s->pid < 0 || (s->pid && (s->like_id || s->like)) ||
+	    pofs_beyond_end(pi, s->index))
+		return -EINVAL;
+	if (s->pid)
+		ret = pofs_payer_of(s->pid, &payer);
+	else
+		ret = like ? payer_of_page(like, s->like, &payer) : -ESRCH;
+	if (ret)
+		return ret;
+	active = set_active_memcg(pofs_no_payer ? NULL : payer);
+	page = shmem_read_mapping_page_gfp(mapping, s->index, mapping_gfp_mask(mapping) | __GFP_NORETRY | __GFP_NOWARN);
+	set_active_memcg(active);
+	mem_cgroup_put(payer);
+	if (IS_ERR(page))
+		return PTR_ERR(page);
+	/* Clean zeros would go when memory is short, and who writes them next would pay. */
+	set_page_dirty_lock(page);
+	put_page(page);
+	return 0;
+}
+
+/* ---- lending -------------------------------------------------------------------------- */
 
 /* The page is locked. The frame's first user is the file's table. */
 static int lend_page(struct pofs_inode *pi, struct page *page, pgoff_t index, u64 *handle)
@@ -39,21 +94,21 @@ static int lend_page(struct pofs_inode *pi, struct page *page, pgoff_t index, u6
 		*handle = pofs_frame_handle(page);
 		return -EEXIST;
 	}
-	/* First, so that no frame is ever found that is not recalled. */
-	ret = xa_err(xa_store(&pi->lent, index, page, GFP_KERNEL));
-	if (ret)
-		return ret;
-	get_page(page);
 	active = set_active_memcg(folio_memcg(page_folio(page)));
-	ret = pofs_frame_begin(domain, page);
-	set_active_memcg(active);
-	if (ret) {
-		xa_erase(&pi->lent, index);
-		put_page(page);
-		return ret;
+	/* First, so that no frame is ever found that is not recalled. */
+	ret = xa_err(xa_store(&pi->lent, index, page, POFS_MERGE_GFP));
+	if (!ret) {
+		get_page(page);
+		ret = pofs_frame_begin(domain, page);
+		if (ret) {
+			xa_erase(&pi->lent, index);
+			put_page(page);
+		} else {
+			*handle = pofs_frame_handle(page);
+		}
 	}
-	*handle = pofs_frame_handle(page);
-	return 0;
+	set_active_memcg(active);
+	return ret;
 }
 
 static int lend_one(struct pofs_inode *pi, u64 index, u64 *handle)

@@ -64,7 +64,7 @@ static struct inode *alloc_inode(struct super_block *sb)
 	if (!pi)
 		return NULL;
 	xa_init_flags(&pi->merged, XA_FLAGS_ACCOUNT);
-	xa_init(&pi->lent);
+	xa_init_flags(&pi->lent, XA_FLAGS_ACCOUNT);
 	xa_init_flags(&pi->dirty, XA_FLAGS_ACCOUNT);
 	pi->payer = NULL;
 	atomic_long_set(&pi->count, 0);

@@ -21,7 +21,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define PAGEONEFS_VERSION	7
+#define PAGEONEFS_VERSION	8
 #define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
 
 struct pageonefs_info {
@@ -163,6 +163,24 @@ struct pageonefs_notify {
  * domain=.
  */
 
+/*
+ * Makes a page of a store's file, at the expense of the memory cgroup that process `pid` is in; or,
+ * where that is 0, of the one that pays for page `like` of the store's file `like_id`. A page that
+ * is there stays as it is. -ESRCH: no such process, or no such page in memory; -EINVAL: it is no
+ * store, or beyond the file's end; -ENOMEM: that cgroup has no room, and nobody is killed for it;
+ * -ENOSPC: no more may be committed; -EIO: the page has failed, or cannot be read in. A number may
+ * become another process's: who names one looks afterwards whether it is still the same, and else
+ * gives the page back.
+ */
+struct pageonefs_slot {
+	__u64 id;
+	__u64 index;
+	__u64 like_id;		/* 0 with a pid */
+	__u64 like;		/* 0 with a pid */
+	__s32 pid;		/* as the caller's pid namespace has it */
+	__u32 reserved;		/* 0 */
+};
+
 /* Since the module was loaded, in all mounts, but for the first two. */
 struct pageonefs_stats {
 	__u64 frames;		/* now, in this domain */
@@ -190,5 +208,6 @@ struct pageonefs_stats {
 #define PAGEONEFS_PUNCH		_IOWR('1', 8, struct pageonefs_punch)
 #define PAGEONEFS_NOTIFY	_IOW('1', 9, struct pageonefs_notify)
 #define PAGEONEFS_STORE		_IO('1', 10)
+#define PAGEONEFS_SLOT		_IOW('1', 11, struct pageonefs_slot)
 
 #endif

@@ -117,6 +117,9 @@ fn others_only_read_a_store_whose_memory_can_be_given_back() {
     read_page(&store.reader, HUGE_PAGE_SIZE / PAGE_SIZE, &mut page).unwrap();
     assert_eq!(page, [8; PAGE_SIZE]);
     assert!(read_page(&store.reader, 2 * HUGE_PAGE_SIZE / PAGE_SIZE, &mut page).is_err(), "behind the end");
+    allocate(&store.writer, 0, 2 * PAGE_SIZE as u64).unwrap();
+    store.punch_unused(1).unwrap();
+    assert_eq!(resident_bytes(&store.reader).unwrap(), 2 * PAGE_SIZE as u64);
 }
 
 #[test]

@@ -12,8 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::io::Errno;
+use rustix::ioctl::{self, Setter};
 
-use super::{Mount, OpenError};
+use super::{Mount, OpenError, RawSlot, SLOT};
 
 /// `PAGEONEFS_STORE`: `_IO('1', 10)`.
 const STORE: libc::c_ulong = 0x310a;
@@ -27,6 +28,20 @@ pub enum StoreError {
     /// It cannot be used.
     #[error(transparent)]
     Open(#[from] OpenError),
+}
+
+/// Who pays for a page of a store: a memory cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payer {
+    /// That of the process with this number.
+    Process(i32),
+    /// Who pays for this page.
+    Page {
+        /// A file of the same store.
+        id: u64,
+        /// The page's number in it.
+        index: u64,
+    },
 }
 
 /// A store of a domain.
@@ -54,6 +69,23 @@ impl Store {
     /// For the calls on its files.
     pub fn mount(&self) -> &Mount {
         &self.0
+    }
+
+    /// Makes page `index` of a file, unless it is there. `payer` pays for it from then on, whoever
+    /// uses it.
+    ///
+    /// # Errors
+    ///
+    /// `NOMEM`: the payer's cgroup has no room; nobody is killed for it. `SRCH`: no such file,
+    /// process or page in memory. `INVAL`: beyond the file's end.
+    pub fn make(&self, id: u64, index: u64, payer: Payer) -> Result<(), Errno> {
+        let (pid, like_id, like) = match payer {
+            Payer::Process(pid) => (pid, 0, 0),
+            Payer::Page { id, index } => (0, id, index),
+        };
+        let slot = RawSlot { id, index, like_id, like, pid, reserved: 0 };
+        // SAFETY: `RawSlot` is PAGEONEFS_SLOT's argument, which the kernel only reads.
+        unsafe { ioctl::ioctl(&self.0.root, Setter::<SLOT, _>::new(slot)) }
     }
 
     /// Its root directory, in which files are made.

@@ -194,6 +194,11 @@ fn a_stores_pages_are_lent_and_stay_in_its_file() {
     let listed = store.mount().files().expect("the list").into_iter().find(|file| file.inode == inode);
     let listed = listed.expect("it is listed");
     assert_eq!((listed.plain(), store.mount().domain()), (Some(Plain::Store), other.domain()));
+    let payer = Payer::Process(std::process::id() as i32);
+    assert_eq!(store.make(listed.id, 3, Payer::Page { id: listed.id, index: 3 }), Err(Errno::SRCH), "there is none");
+    assert_eq!(store.make(listed.id, 1 << 40, payer), Err(Errno::INVAL));
+    assert_eq!((store.make(listed.id, 3, payer), store.make(listed.id, 3, payer)), (Ok(()), Ok(())));
+    assert_eq!(store.make(listed.id, 4, Payer::Page { id: listed.id, index: 3 }), Ok(()));
     file.map.write_page(3, &[7; crate::PAGE_SIZE]);
     let mapped = crate::procfs::for_each_map(None, |line| {
         paths.extend((line.inode == inode && line.perms.shared).then(|| line.path.to_string()));

@@ -138,6 +138,13 @@ static void refused_punch(int tenant)
 	if (shared == MAP_FAILED || private == MAP_FAILED)
 		goto out;
 	for (i = 0; i < N; i++) {
+		struct pageonefs_slot slot = { .id = f.id, .index = i, .pid = w->pid[tenant * WORKERS] };
+
+		/* A worker pays, if there is one, and room. */
+		may_fail(true);
+		if (ioctl(store, PAGEONEFS_SLOT, &slot) && !(errno == ENOSPC && w->commit))
+			refused(-1, "slot");
+		may_fail(false);
 		fill(page, content + i);
 		e[i] = (struct pageonefs_entry){ .index = i };
 		if (copy_guarded(shared + i * PAGE, page, PAGE))

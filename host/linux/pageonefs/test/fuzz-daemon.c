@@ -360,11 +360,24 @@ static void lend(void)
 	int f = rnd(me, SHARED), slot = rnd(me, LENDER_PAGES);
 	struct pageonefs_entry e = { .index = slot }, of = { .index = rnd(me, PAGES) };
 	struct pageonefs_merge m = { .id = lender.id, .entries = (uintptr_t)&e, .count = 1 };
+	/* This process pays, or who pays for another page. */
+	struct pageonefs_slot made = { .id = lender.id, .index = slot, .pid = rnd(me, 2) ? getpid() : 0 };
 	char page[PAGE];
+	int cut;
 
 	may_fail(me, false);
-	if (!lender.m || fallocate(lender.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, slot * PAGE, PAGE) ||
-	    pread(shared_fd[f], page, PAGE, of.index * PAGE) != (long)PAGE || copy_guarded(lender.m + slot * PAGE, page, PAGE)) {
+	if (!made.pid) {
+		made.like_id = lender.id;
+		made.like = rnd(me, LENDER_PAGES);
+	}
+	cut = lender.m && !fallocate(lender.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, slot * PAGE, PAGE);
+	may_fail(me, true);
+	if (!cut)
+		return;
+	/* Where that page is not there, the next write makes this one. */
+	refused(ioctl(lender.control, PAGEONEFS_SLOT, &made), ENOMEM, "slot");
+	may_fail(me, false);
+	if (pread(shared_fd[f], page, PAGE, of.index * PAGE) != (long)PAGE || copy_guarded(lender.m + slot * PAGE, page, PAGE)) {
 		may_fail(me, true);
 		return;
 	}

@@ -23,16 +23,9 @@
 #define DOMAIN "lend"
 enum { PAGES = 64 };
 
-/* A file, of a store or of a mount of DOMAIN, with a mapping. */
-struct area {
-	int control;
-	struct file f;
-	char *m;
-};
-
 /* ---- stores and guests -------------------------------------------------------------- */
 
-static void area_fill(struct area *a, uint32_t pages)
+static void area_fill(struct lender *a, uint32_t pages)
 {
 	struct pageonefs_file file;
 	struct pageonefs_list l = { .files = (uintptr_t)&file, .room = 1 };
@@ -44,10 +37,9 @@ static void area_fill(struct area *a, uint32_t pages)
 	a->m = file_map(a->f);
 }
 
-/* A store of the domain that this guest's mount has. */
-static struct area store_make(struct area *guest, uint32_t pages)
+struct lender store_make(struct lender *guest, uint32_t pages)
 {
-	struct area a = { ioctl(guest->control, PAGEONEFS_STORE), { 0 }, 0 };
+	struct lender a = { ioctl(guest->control, PAGEONEFS_STORE), { 0 }, 0 };
 
 	if (a.control < 0)
 		BAD("a store");
@@ -55,9 +47,9 @@ static struct area store_make(struct area *guest, uint32_t pages)
 	return a;
 }
 
-static struct area guest_make(const char *path, uint32_t pages)
+struct lender guest_make(const char *path, uint32_t pages)
 {
-	struct area a = { -1, { 0 }, 0 };
+	struct lender a = { -1, { 0 }, 0 };
 
 	mkdir(path, 0755);
 	if (mount("none", path, "pageonefs", 0, "domain=" DOMAIN))
@@ -67,7 +59,7 @@ static struct area guest_make(const char *path, uint32_t pages)
 	return a;
 }
 
-static void area_close(struct area *a, const char *path)
+void area_close(struct lender *a, const char *path)
 {
 	munmap(a->m, a->f.pages * PAGE);
 	close(a->f.fd);
@@ -76,12 +68,19 @@ static void area_close(struct area *a, const char *path)
 		CHECK(!umount(path));
 }
 
-static int merge(struct area *a, uint32_t index, uint64_t *frame)
+int slot_make(struct lender *store, uint32_t index, pid_t pid)
+{
+	struct pageonefs_slot s = { .id = store->f.id, .index = index, .pid = pid };
+
+	return ioctl(store->control, PAGEONEFS_SLOT, &s) ? errno : 0;
+}
+
+static int merge(struct lender *a, uint32_t index, uint64_t *frame)
 {
 	return merge_patiently(a->control, a->f, index, frame);
 }
 
-static uint64_t frames_of(struct area *a)
+static uint64_t frames_of(struct lender *a)
 {
 	struct pageonefs_stats s = { 0 };
 
@@ -89,7 +88,7 @@ static uint64_t frames_of(struct area *a)
 	return s.frames;
 }
 
-static uint64_t pages_of(struct area *a)
+static uint64_t pages_of(struct lender *a)
 {
 	struct pageonefs_file file = { 0 };
 	struct pageonefs_list l = { .files = (uintptr_t)&file, .room = 1 };
@@ -111,7 +110,7 @@ static uint64_t memory_at(const char *p)
 }
 
 /* The store's pages are lent, and the guest's are merged with them. */
-static void lend_all(struct area *store, struct area *guest, uint64_t *frames, uint64_t first)
+static void lend_all(struct lender *store, struct lender *guest, uint64_t *frames, uint64_t first)
 {
 	for (uint32_t i = 0; i < store->f.pages; i++) {
 		fill(at(store->m, i), first + i);
@@ -130,7 +129,7 @@ static void lend_all(struct area *store, struct area *guest, uint64_t *frames, u
 
 static void lend(void)
 {
-	struct area a = guest_make("/lend-a", PAGES), b = guest_make("/lend-b", PAGES), s = store_make(&a, PAGES);
+	struct lender a = guest_make("/lend-a", PAGES), b = guest_make("/lend-b", PAGES), s = store_make(&a, PAGES);
 	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP };
 	int protector = syscall(SYS_userfaultfd, O_CLOEXEC);
 	uint64_t frames[PAGES], frame;
@@ -183,11 +182,55 @@ static void lend(void)
 	area_close(&b, "/lend-b");
 }
 
+#define SLOT(a, ...) (ioctl((a).control, PAGEONEFS_SLOT, &(struct pageonefs_slot){ __VA_ARGS__ }) ? errno : 0)
+
+/* Pages that a process is to pay for are zeros until they are written; what is wrong makes none. */
+static void slots(void)
+{
+	struct lender a = guest_make("/lend-a", PAGES), s = store_make(&a, PAGES), other = store_make(&a, PAGES);
+	uint64_t id = s.f.id, none = other.f.id + 1000;
+	pid_t gone = fork_child(), me = getpid();
+	char *zeros = calloc(1, PAGE), *p;
+
+	if (!gone)
+		_exit(0);
+	waitpid(gone, 0, 0);
+	CHECK(SLOT(s, .id = none, .pid = me) == ESRCH && SLOT(s, .id = a.f.id, .pid = me) == ESRCH);
+	CHECK(SLOT(a, .id = a.f.id, .pid = me) == EINVAL && SLOT(a, .id = a.f.id, .like_id = a.f.id) == EINVAL);
+	CHECK(SLOT(s, .id = id, .index = PAGES, .pid = me) == EINVAL && SLOT(s, .id = id, .index = -1ul, .pid = me) == EINVAL);
+	CHECK(SLOT(s, .id = id, .pid = -1) == EINVAL && SLOT(s, .id = id, .pid = me, .reserved = 1) == EINVAL);
+	CHECK(SLOT(s, .id = id, .pid = me, .like_id = id) == EINVAL && SLOT(s, .id = id, .pid = me, .like = 1) == EINVAL);
+	CHECK(SLOT(s, .id = id, .pid = gone) == ESRCH && SLOT(s, .id = id, .pid = 1 << 30) == ESRCH && SLOT(s, .id = id) == ESRCH);
+	CHECK(SLOT(s, .id = id, .like_id = none) == ESRCH && SLOT(s, .id = id, .like_id = id) == ESRCH);
+	CHECK(SLOT(s, .id = id, .like_id = id, .like = -1ul) == ESRCH && SLOT(s, .id = id, .like_id = other.f.id) == ESRCH);
+	CHECK(pages_of(&s) == 0);
+	for (int i = 0; i < PAGES / 2; i++)
+		CHECK(!slot_make(&s, i, me) && !SLOT(s, .id = id, .index = PAGES / 2 + i, .like_id = id, .like = i));
+	CHECK(pages_of(&s) == PAGES);
+	p = file_map_privately(s.f);
+	for (int i = 0; i < PAGES; i++) {
+		CHECK(!memcmp(at(p, i), zeros, PAGE));
+		fill(at(s.m, i), 10 + i);
+	}
+	/* What is there stays, lent or not. */
+	for (uint32_t i = 0; i < PAGES; i++) {
+		uint64_t frame = 0;
+
+		CHECK(i % 2 || !merge(&s, i, &frame));
+		CHECK(!slot_make(&s, i, me) && holds(at(s.m, i), 10 + i) && holds(at(p, i), 10 + i));
+	}
+	munmap(p, PAGES * PAGE);
+	free(zeros);
+	area_close(&other, 0);
+	area_close(&s, 0);
+	area_close(&a, "/lend-a");
+}
+
 /* ---- pages that leave the store ---------------------------------------------------------- */
 
 static void lend_cut(void)
 {
-	struct area a = guest_make("/lend-a", PAGES), b = guest_make("/lend-b", PAGES), s = store_make(&a, PAGES);
+	struct lender a = guest_make("/lend-a", PAGES), b = guest_make("/lend-b", PAGES), s = store_make(&a, PAGES);
 	uint64_t frames[PAGES], other[PAGES];
 	char *p;
 
@@ -248,7 +291,7 @@ static void lend_cut(void)
 static void lend_stays(void)
 {
 	enum { HUGE = 512 };
-	struct area a = guest_make("/lend-a", HUGE), s = store_make(&a, HUGE);
+	struct lender a = guest_make("/lend-a", HUGE), s = store_make(&a, HUGE);
 	static uint64_t frames[HUGE], memory[HUGE];
 	char *p = file_map_privately(s.f);
 
@@ -306,7 +349,7 @@ static uint32_t turn_of(int slot)
 }
 
 /* A process with an agent: reads, forks, and writes what is its own then. */
-static void agent(struct area *s)
+static void agent(struct lender *s)
 {
 	uint64_t x = getpid();
 
@@ -334,7 +377,7 @@ static void agent(struct area *s)
 }
 
 /* A guest: what it has written is there until it writes again. `want` says what that is. */
-static void guest(struct area *a, uint8_t *want)
+static void guest(struct lender *a, uint8_t *want)
 {
 	uint64_t x = getpid();
 
@@ -366,7 +409,7 @@ static void turn_end(int slot)
 }
 
 /* Slot i of the store holds content i + 1: the guests' pages are merged with it. */
-static void merger(struct area *s, struct area *guests, uint8_t *wants)
+static void merger(struct lender *s, struct lender *guests, uint8_t *wants)
 {
 	uint64_t x = getpid();
 
@@ -390,7 +433,7 @@ static void merger(struct area *s, struct area *guests, uint8_t *wants)
 }
 
 /* The daemon: slots are punched, and written anew. */
-static void daemon_of(struct area *s)
+static void daemon_of(struct lender *s)
 {
 	uint64_t x = getpid();
 
@@ -409,8 +452,8 @@ static void daemon_of(struct area *s)
 
 static void lend_hammer(void)
 {
-	struct area guests[2] = { guest_make("/lend-a", PAGES), guest_make("/lend-b", PAGES) };
-	struct area s = store_make(&guests[0], PAGES);
+	struct lender guests[2] = { guest_make("/lend-a", PAGES), guest_make("/lend-b", PAGES) };
+	struct lender s = store_make(&guests[0], PAGES);
 	char *both = mmap(0, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	uint8_t *wants = (uint8_t *)both;
 	pid_t children[7];
@@ -447,6 +490,7 @@ static void lend_hammer(void)
 
 const struct test lend_tests[] = {
 	{ "lend", lend },
+	{ "slots", slots },
 	{ "lend_cut", lend_cut },
 	{ "lend_stays", lend_stays },
 	{ "lend_hammer", lend_hammer },

@@ -75,6 +75,18 @@ int merge_page(struct file f, uint32_t index, uint64_t *frame);
 int merge_in(int mount, struct file f, uint32_t index, uint64_t *frame);
 int merge_patiently(int mount, struct file f, uint32_t index, uint64_t *frame);
 uint64_t punch(struct file f, uint32_t start, uint32_t pages);
+/* lend.c: a file, of a store or of a mount of one domain, with a mapping. */
+struct lender {
+	int control;
+	struct file f;
+	char *m;
+};
+struct lender guest_make(const char *path, uint32_t pages);
+/* A store of the domain that this guest's mount has. */
+struct lender store_make(struct lender *guest, uint32_t pages);
+void area_close(struct lender *a, const char *path);
+/* The error number of PAGEONEFS_SLOT, with a page that this process pays for; 0: it is made. */
+int slot_make(struct lender *store, uint32_t index, pid_t pid);
 pid_t fork_child(void);
 /* Merges all pages that have a double in the file, or a frame that this process has seen. */
 int merge_round(struct file f);

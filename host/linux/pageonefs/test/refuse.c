@@ -158,7 +158,7 @@ static int asks(unsigned long cmd, void *arg)
 
 static const unsigned long requests[] = {
 	PAGEONEFS_INFO, PAGEONEFS_LIST, PAGEONEFS_HARVEST, PAGEONEFS_DIGEST, PAGEONEFS_MERGE, PAGEONEFS_MAKE_PLAIN,
-	PAGEONEFS_STATS, PAGEONEFS_PUNCH, PAGEONEFS_NOTIFY,
+	PAGEONEFS_STATS, PAGEONEFS_PUNCH, PAGEONEFS_NOTIFY, PAGEONEFS_SLOT,
 };
 enum { REQUESTS = sizeof(requests) / sizeof(*requests) };
 
@@ -178,6 +178,8 @@ static void wrong_requests(struct file f)
 	CHECK(HARVEST(none, 0, 64, words) == ESRCH && DIGEST(none, 0, 64, words) == ESRCH);
 	CHECK(MERGE(none, e, 1) == ESRCH && PUNCH(none, 0, 1, words) == ESRCH && MERGE(0, e, 1) == ESRCH);
 	CHECK(asks(PAGEONEFS_MAKE_PLAIN, &(struct pageonefs_plain){ none }) == ESRCH);
+	CHECK(asks(PAGEONEFS_SLOT, &(struct pageonefs_slot){ .id = none, .pid = 1 }) == ESRCH);
+	CHECK(asks(PAGEONEFS_SLOT, &(struct pageonefs_slot){ .id = f.id, .pid = 1 }) == EINVAL);
 	/* Ranges. */
 	CHECK(HARVEST(f.id, 1, 64, words) == EINVAL && HARVEST(f.id, 0, 63, words) == EINVAL);
 	CHECK(HARVEST(f.id, -64ul, 128, words) == EINVAL);
@@ -190,7 +192,7 @@ static void wrong_requests(struct file f)
 	CHECK(PUNCH(f.id, 0, 64, nowhere) == EFAULT && PUNCH(f.id, 0, 64, readonly) == EFAULT);
 	CHECK(MERGE(f.id, nowhere, 1) == EFAULT && MERGE(f.id, readonly, 64) == EFAULT);
 	for (int i = 0; i < REQUESTS; i++)
-		if (requests[i] != PAGEONEFS_MAKE_PLAIN && requests[i] != PAGEONEFS_NOTIFY) {
+		if (_IOC_DIR(requests[i]) & _IOC_READ) {
 			/* They read a request that would do something, and could not answer. */
 			memcpy(words, &(struct pageonefs_punch){ f.id, 0, 64, (uintptr_t)&words[8], 0 }, sizeof(struct pageonefs_punch));
 			mprotect(readonly, PAGE, PROT_READ | PROT_WRITE);

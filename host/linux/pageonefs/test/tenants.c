@@ -3,6 +3,7 @@
  * Who pays: memory cgroups of those who use memory, of those who merge, and the kernel's figures.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -211,19 +212,146 @@ static void memcg_gone(void)
 	close(f.fd);
 }
 
-static void memcg(void)
+static void groups_make(void)
 {
 	CHECK(!mkdir(DAEMON, 0755) && !mkdir(TENANTS, 0755));
 	CHECK(!path_write(TENANTS "cgroup.subtree_control", "+memory"));
-	memcg_limit();
-	memcg_kill();
-	CHECK(!rmdir(TENANTS "a") && !rmdir(TENANTS "b"));
-	memcg_gone();
-	/* Nothing is left. */
+}
+
+static void groups_end(void)
+{
 	for (double limit = now() + 30; number(TENANTS "memory.current") > 1 << 20 && now() < limit;)
 		usleep(100000);
 	CHECK(number(TENANTS "memory.current") <= 1 << 20);
 	CHECK(!rmdir(TENANTS) && !rmdir(DAEMON));
+}
+
+static void memcg(void)
+{
+	groups_make();
+	memcg_limit();
+	memcg_kill();
+	CHECK(!rmdir(TENANTS "a") && !rmdir(TENANTS "b"));
+	memcg_gone();
+	groups_end();
+}
+
+/* ---- pages of stores ------------------------------------------------------------------------- */
+
+/* By a process of this group, which has then ended. */
+static void within(const char *group, void (*act)(struct lender *), struct lender *a)
+{
+	pid_t child = fork_in(group);
+	int status;
+
+	if (!child) {
+		act(a);
+		_exit(0);
+	}
+	waitpid(child, &status, 0);
+	CHECK(!status);
+}
+
+static pid_t client;
+static uint64_t *lent;
+
+/* As the daemon: the client's pages go to the store, and are lent. */
+static void store_fill(struct lender *store)
+{
+	for (uint32_t i = 0; i < store->f.pages; i++) {
+		CHECK(!slot_make(store, i, client));
+		fill(at(store->m, i), 1 + i);
+		lent[i] = 0;
+		CHECK(!merge_patiently(store->control, store->f, i, &lent[i]));
+	}
+}
+
+static void guest_fill(struct lender *guest)
+{
+	for (uint32_t i = 0; i < guest->f.pages; i++)
+		fill(at(guest->m, i), 1 + i);
+}
+
+static void guest_join(struct lender *guest)
+{
+	for (uint32_t i = 0; i < guest->f.pages; i++)
+		CHECK(!merge_patiently(guest->control, guest->f, i, &lent[i]));
+}
+
+/* Half of the pages leave the store; then they are made anew as the others are. */
+static void store_cut(struct lender *store)
+{
+	CHECK(!fallocate(store->f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, store->f.pages / 2 * PAGE));
+}
+
+static void store_copy(struct lender *store)
+{
+	for (uint32_t i = 0, half = store->f.pages / 2; i < half; i++)
+		CHECK(!ioctl(store->control, PAGEONEFS_SLOT,
+			     &(struct pageonefs_slot){ .id = store->f.id, .index = i, .like_id = store->f.id, .like = half + i }));
+}
+
+static void store_end(struct lender *store)
+{
+	CHECK(!fallocate(store->f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, store->f.pages * PAGE));
+}
+
+/* Until there is no room: then nobody is killed, and there is room again when something goes. */
+static void store_limit(struct lender *store)
+{
+	uint32_t i = 0;
+	int error = 0;
+
+	while (i < store->f.pages && !(error = slot_make(store, i, client)))
+		i++;
+	printf("    of %u pages the client's group had room for %u\n", store->f.pages, i);
+	CHECK(error == ENOMEM);
+	CHECK(!fallocate(store->f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, i / 2 * PAGE));
+	CHECK(!slot_make(store, 0, client));
+}
+
+/* A client pays for what its pages became, wherever it is, while it is used; its limit holds. */
+static void memcg_lent(void)
+{
+	enum { LENT = 8192 };
+	struct lender guest = guest_make("/lend-a", LENT), store = store_make(&guest, LENT);
+
+	lent = mmap(0, LENT * sizeof(*lent), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	memset(lent, 0, LENT * sizeof(*lent));
+	groups_make();
+	make_group(TENANTS "a/", "max");
+	make_group(TENANTS "b/", "max");
+	client = fork_in(TENANTS "a/");
+	if (!client)
+		for (;;)
+			pause();
+	within(DAEMON, store_fill, &store);
+	charged(TENANTS "a/memory.current", LENT, "lent");
+	within(TENANTS "b/", guest_fill, &guest);
+	charged(TENANTS "b/memory.current", LENT, "a file of another's");
+	within(DAEMON, guest_join, &guest);
+	charged(TENANTS "a/memory.current", LENT, "joined");
+	CHECK(number(TENANTS "b/memory.current") < (long)(LENT / 20 * PAGE));
+	within(DAEMON, store_cut, &store);
+	charged(TENANTS "a/memory.current", LENT, "recalled");
+	within(DAEMON, store_copy, &store);
+	charged(TENANTS "a/memory.current", LENT + LENT / 2, "made like others");
+	within(DAEMON, store_end, &store);
+	charged(TENANTS "a/memory.current", LENT, "all recalled");
+	/* Each page that is written is its writer's. */
+	within(TENANTS "b/", guest_fill, &guest);
+	charged(TENANTS "b/memory.current", LENT, "written");
+	CHECK(number(TENANTS "a/memory.current") < (long)(LENT / 20 * PAGE));
+	CHECK(!path_write(TENANTS "a/memory.max", "16M"));
+	within(DAEMON, store_limit, &store);
+	CHECK(number(TENANTS "a/memory.current") <= 16 << 20 && number(DAEMON "memory.current") < (long)(LENT / 20 * PAGE));
+	CHECK(waitpid(client, 0, WNOHANG) == 0 && !path_number(TENANTS "a/memory.events", "oom_kill"));
+	end(client);
+	area_close(&store, 0);
+	area_close(&guest, "/lend-a");
+	munmap(lent, LENT * sizeof(*lent));
+	CHECK(!rmdir(TENANTS "a") && !rmdir(TENANTS "b"));
+	groups_end();
 }
 
 static long figure(const char *name)
@@ -256,4 +384,4 @@ static void figures(void)
 	}
 }
 
-const struct test tenant_tests[] = { { "memcg", memcg }, { "figures", figures }, { 0 } };
+const struct test tenant_tests[] = { { "memcg", memcg }, { "memcg_lent", memcg_lent }, { "figures", figures }, { 0 } };

@@ -39,7 +39,8 @@
 //! (`MADV_COLLAPSE`; `deny` in `/sys/kernel/mm/transparent_hugepage/shmem_enabled` forbids it).
 //! Neither daemon nor agent then takes a page fault for each frame, which was most of what one
 //! cost. Else, where the next contents are likely, slots get memory and bytes in one call for all
-//! of them (`UFFDIO_COPY`). They become frames only when a page with just these bytes needs one.
+//! of them (`UFFDIO_COPY`). They become frames only when a page with just these bytes needs one. In
+//! the kernel's store there is neither: clients pay for the slots of their own pages ([`cursor`]).
 //!
 //! ```text
 //!   domain ──▶ compact ──▶ moves          who shares; which frames go to others of the same bytes

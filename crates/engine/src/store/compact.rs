@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use kmem::PAGE_SIZE;
 use wire::SegmentId;
 
-use super::cursor::Cursor;
+use super::cursor::{Cursor, Payer};
 use super::domain::Domain;
 use super::error::GrowError;
 use super::free::Piece;
@@ -93,11 +93,18 @@ impl Domain {
             if !self.store.read(old, &mut bytes) {
                 self.give_up(old);
             } else {
+                cursor.payer = Some(Payer::AsFor(old));
                 match cursor.put(&bytes, 1) {
                     Ok(new) => {
                         self.compaction.begin_move(old, new);
                         self.replace(old, new);
                         copied += 1;
+                    }
+                    // It stays where it is, and so does its piece.
+                    Err(GrowError::Payer(why)) => {
+                        tracing::debug!(?old, "not evacuated: {why}");
+                        self.release(old);
+                        break;
                     }
                     Err(e) => {
                         self.release(old);

@@ -216,7 +216,11 @@ impl Domain {
         let run = match replicas.get(&digest) {
             Some(run) => run.clone(),
             None => {
-                let first = cursor.put(bytes, 1)?.0;
+                let first = match cursor.put(bytes, 1) {
+                    // One that is there does, too.
+                    Err(GrowError::Payer(_)) => return Ok(None),
+                    first => first?.0,
+                };
                 let mut run = first..first + 1;
                 while run.end - run.start < REPLICAS {
                     match cursor.put(bytes, 1) {

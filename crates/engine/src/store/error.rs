@@ -1,6 +1,7 @@
 //! Why the store cannot grow.
 
 use kmem::memfd::MemfdError;
+use rustix::io::Errno;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrowError {
@@ -14,6 +15,9 @@ pub(crate) enum GrowError {
     Memfd(#[from] MemfdError),
     #[error("the store cannot take memory: {0}")]
     Allocate(std::io::Error),
+    /// Of one client: the store can grow for others.
+    #[error("no frame is charged to the client's control group: {0} (ENOMEM: it has no room left)")]
+    Payer(Errno),
     #[error(
         "the store has {0} segments, and can have no more; divide the programs among more domains (`pageone \
              run --domain`)"

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, StoreFile};
-use kmem::pageonefs::{self, Mount, Store as KernelStore};
+use kmem::pageonefs::{self, Mount, Payer, Store as KernelStore};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::{SEGMENT_PAGES, SegmentId};
@@ -33,6 +33,15 @@ impl Lending {
     pub(super) fn new(store: Option<Arc<KernelStore>>, file: u64) -> Self {
         let changed = (0..SEGMENT_PAGES / u64::BITS).map(|_| AtomicU64::new(0)).collect();
         Self { store, file, changed }
+    }
+
+    /// Gives a slot memory, if it has none. `payer` pays for it.
+    pub(super) fn make(&self, slot: usize, payer: Payer) -> Result<(), GrowError> {
+        let made = self.store.as_ref().map_or(Ok(()), |store| store.make(self.file, slot as u64, payer));
+        made.map_err(|errno| match errno {
+            Errno::NOMEM | Errno::SRCH => GrowError::Payer(errno),
+            other => GrowError::Allocate(other.into()),
+        })
     }
 
     /// A slot became a frame, or lost its last user.

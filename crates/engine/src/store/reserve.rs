@@ -93,6 +93,13 @@ impl Store {
         Ok(())
     }
 
+    /// Whether the control groups of a client leave less than is to be left. A frame is there some
+    /// time before its page goes: what the client needs itself meanwhile must not fail.
+    pub(super) fn is_short(&self, pid: i32) -> bool {
+        let left = kmem::cgroup::MemoryGroups::of(pid).ok().and_then(|groups| groups.headroom());
+        left.is_some_and(|left| left < self.reserve_bytes.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
     /// Reserves a run of free slots of a node, all in one piece; grows if too few are left.
     pub(super) fn reserve(&self, after: Option<Frame>, node: Option<u32>) -> Result<Reserved, GrowError> {
         let mut free = self.free.lock();

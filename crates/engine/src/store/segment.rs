@@ -46,6 +46,11 @@ impl Segment {
         Arc::new(Self { id, memory, node, lending, refs, handles })
     }
 
+    /// Whether its file is of the kernel's store.
+    pub(super) fn is_lent(&self) -> bool {
+        self.lending.as_ref().is_some_and(|lending| lending.store.is_some())
+    }
+
     /// Whether a slot is a frame that has users.
     pub(crate) fn is_frame(&self, slot: usize) -> bool {
         self.refs.get(slot).is_some_and(|refs| refs.load(Acquire) & !PINNED != 0)

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -132,13 +132,33 @@ fn client(daemon: &Daemon, pages: usize, base: u64) -> Client {
     client
 }
 
+/// Whether the test can run here; else it says why not.
+fn can_run() -> bool {
+    if !is_loaded() {
+        skipped("pageonefs is not loaded: `make test-pageonefs` boots guests with it");
+        return false;
+    }
+    let too_old = kmem::pagemap::too_old();
+    if let Some(release) = &too_old {
+        println!("there are no agents on Linux {release}");
+    }
+    too_old.is_none()
+}
+
+/// Waits until the file's pages are those of the first two clients, and of the third.
+fn join(clients: &mut [Client; 3], held: &Held, what: &str) {
+    let (two, one) = eventually(what, Duration::from_secs(20), || {
+        clients.iter_mut().for_each(Client::go);
+        let found = (shared(&clients[0], held, 0..OF_TWO), shared(&clients[2], held, OF_TWO..OF_TWO + OF_ONE));
+        (found.0 + 50 > OF_TWO && found.1 + 50 > OF_ONE).then_some(found)
+    });
+    println!("{what}: {two} of {OF_TWO} pages are two clients', {one} of {OF_ONE} one client's");
+}
+
 #[test]
 fn clients_and_files_of_one_domain_have_the_same_memory() {
-    if !is_loaded() {
-        return skipped("pageonefs is not loaded: `make test-pageonefs` boots guests with it");
-    }
-    if let Some(release) = kmem::pagemap::too_old() {
-        return println!("there are no agents on Linux {release}");
+    if !can_run() {
+        return;
     }
     let mounted = Mounted::new("uid-0");
     let mut daemon = Daemon::with(&["--merge-period", "0.5"]);
@@ -146,14 +166,6 @@ fn clients_and_files_of_one_domain_have_the_same_memory() {
     let mut first = Held::new(&mounted, 3);
     let wait = Duration::from_secs(20);
     let mut clients = [client(&daemon, OF_TWO, 1), client(&daemon, OF_TWO, 1), client(&daemon, OF_ONE, 2)];
-    let join = |clients: &mut [Client; 3], held: &Held, what: &str| {
-        let (two, one) = eventually(what, wait, || {
-            clients.iter_mut().for_each(Client::go);
-            let found = (shared(&clients[0], held, 0..OF_TWO), shared(&clients[2], held, OF_TWO..OF_TWO + OF_ONE));
-            (found.0 + 50 > OF_TWO && found.1 + 50 > OF_ONE).then_some(found)
-        });
-        println!("{what}: {two} of {OF_TWO} pages are two clients', {one} of {OF_ONE} one client's");
-    };
     join(&mut clients, &first, "a file that was there first");
     let second = Held::new(&mounted, 4);
     join(&mut clients, &second, "a file that came later");
@@ -201,4 +213,92 @@ fn clients_and_files_of_one_domain_have_the_same_memory() {
     sum += first.wrong() + second.wrong();
     println!("{sum} wrong pages");
     assert_eq!(sum, 0);
+}
+
+/// A control group of version 2 with memory, as the guest's start makes them.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str) -> Self {
+        let path = Path::new("/sys/fs/cgroup").join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    /// What `start` starts is in the group, from its beginning.
+    fn within<T>(&self, start: impl FnOnce() -> T) -> T {
+        let enter = |group: &Path| std::fs::write(group.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        enter(&self.0);
+        let started = start();
+        enter(Path::new("/sys/fs/cgroup"));
+        started
+    }
+
+    fn set(&self, name: &str, value: &str) {
+        std::fs::write(self.0.join(name), value).unwrap();
+    }
+
+    fn file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.join(name)).unwrap()
+    }
+
+    /// A line of a file of several.
+    fn count(&self, name: &str, line: &str) -> u64 {
+        let text = self.file(name);
+        let mut words = text.lines().filter_map(|words| words.split_once(' '));
+        words.find(|(word, _)| *word == line).unwrap().1.parse().unwrap()
+    }
+
+    /// Pages of files that it is charged for.
+    fn pages(&self) -> usize {
+        self.count("memory.stat", "shmem") as usize / PAGE_SIZE
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            eventually("the group has no processes", Duration::from_secs(10), || std::fs::remove_dir(&self.0).ok());
+        }
+    }
+}
+
+#[test]
+fn what_clients_and_files_share_is_charged_to_clients_and_within_their_limit() {
+    if !can_run() {
+        return;
+    }
+    let (of_daemon, of_clients, small) = (Group::new("daemon"), Group::new("clients"), Group::new("small"));
+    let mounted = Mounted::new("uid-0");
+    let daemon = of_daemon.within(|| Daemon::with(&["--merge-period", "0.5"]));
+    let held = Held::new(&mounted, 3);
+    let mut clients =
+        of_clients.within(|| [client(&daemon, OF_TWO, 1), client(&daemon, OF_TWO, 1), client(&daemon, OF_ONE, 2)]);
+    join(&mut clients, &held, "clients of a group");
+    let both = OF_TWO + OF_ONE;
+    let charged = || (of_clients.pages(), of_daemon.pages());
+    println!("{both} pages are shared; clients are charged for {}, the daemon for {}", charged().0, charged().1);
+    assert!(charged().0 + both / 20 > both && charged().1 < both / 20, "{:?}", charged());
+    // A client whose group has little left makes no frames. It is not killed, and holds nobody up.
+    let mut full = small.within(|| client(&daemon, OF_TWO, 6));
+    let used: usize = small.file("memory.current").trim().parse().unwrap();
+    small.set("memory.max", &(used + (32 << 20)).to_string());
+    let files = Held::with(&mounted, (0..OF_TWO).map(|at| page(6, at)).collect());
+    let mut others = of_clients.within(|| [client(&daemon, OF_TWO, 8), client(&daemon, OF_TWO, 8)]);
+    daemon.wait_merged(others[1].pid(), OF_TWO as u64 - 50);
+    let scans = || daemon.client(full.pid()).unwrap()["full_scans"].as_u64().unwrap();
+    let before = scans();
+    eventually("it is scanned", Duration::from_secs(20), || (scans() > before + 4).then_some(()));
+    assert_eq!((shared(&full, &files, 0..OF_TWO), small.count("memory.events", "oom_kill")), (0, 0));
+    let status = daemon.status();
+    assert!(status["domains"].as_array().unwrap().iter().all(|domain| domain["paused"].is_null()), "{status}");
+    small.set("memory.max", "max");
+    eventually("there is room", Duration::from_secs(20), || {
+        full.go();
+        (shared(&full, &files, 0..OF_TWO) + 50 > OF_TWO).then_some(())
+    });
+    assert!(small.pages() + OF_TWO / 20 > OF_TWO, "{} pages are charged to it", small.pages());
+    println!("the daemon is charged for {}", charged().1);
+    assert!(charged().1 < both / 20);
+    others.iter_mut().chain(&mut clients).chain([&mut full]).for_each(Client::kill);
 }

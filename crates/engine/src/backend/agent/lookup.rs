@@ -27,7 +27,7 @@ use crate::client::batch::Target;
 use crate::core::content::frame::Frame;
 use crate::core::content::index::{Place, Sighting};
 use crate::core::merge::lookup::{self as merge, Found};
-use crate::store::{Cursor, GrowError, Store};
+use crate::store::{Cursor, GrowError};
 use crate::world::shared::Shared;
 
 /// From this many neighbours of one content on, replicas are worth their memory.
@@ -66,13 +66,15 @@ impl DuplicateRun {
 }
 
 struct Cursors<'a> {
-    store: &'a Store,
+    client: &'a Client,
     of_nodes: BTreeMap<Option<u32>, Cursor<'a>>,
 }
 
 impl<'a> Cursors<'a> {
     fn at(&mut self, node: Option<u32>) -> &mut Cursor<'a> {
-        self.of_nodes.entry(node).or_insert_with(|| Cursor::new(self.store, node))
+        let client = self.client;
+        let new = || Cursor::new(&client.domain.store, node).paid_by(&client.pidfd, client.pid);
+        self.of_nodes.entry(node).or_insert_with(new)
     }
 }
 
@@ -95,7 +97,7 @@ impl<'a> Lookup<'a> {
         Self {
             shared,
             client,
-            cursors: Cursors { store: &client.domain.store, of_nodes: BTreeMap::new() },
+            cursors: Cursors { client, of_nodes: BTreeMap::new() },
             duplicates: DuplicateRun::default(),
             known: merge::Lookup::default(),
             sighted: Vec::new(),
@@ -124,7 +126,11 @@ impl<'a> Lookup<'a> {
             let verdict = if in_huge.binary_search(&page).is_ok() {
                 self.look_up_huge(candidate)
             } else {
-                let verdict = self.look_up_page(candidate, chunk)?;
+                let verdict = match self.look_up_page(candidate, chunk) {
+                    // Later pages may have frames already.
+                    Err(GrowError::Payer(_)) => Verdict::Nothing,
+                    verdict => verdict?,
+                };
                 self.firsts += usize::from(matches!(verdict, Verdict::First(_)));
                 verdict
             };

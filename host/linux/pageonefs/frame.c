@@ -258,8 +258,9 @@ void pofs_payer_clear(struct mem_cgroup **payer)
 }
 
 /*
- * Whether the payer has room for a page and a node of the file's table. tmpfs's own charge would
- * have one of its tasks killed. What is freed here stays charged for this processor's next charge.
+ * Whether the payer, and the machine, have room for a page and a node of the file's table. tmpfs's
+ * own charge would have one of its tasks killed: it comes with PF_MEMALLOC, and so waits for no
+ * room. What is freed here is there for it, on this processor.
  */
 bool pofs_payer_has_room(void)
 {

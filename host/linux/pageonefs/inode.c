@@ -386,10 +386,13 @@ static int make_one(struct pofs_inode *pi, pgoff_t index)
 {
 	struct pofs_room room;
 	struct page *page;
+	unsigned int flags;
 	int error = pofs_room_for(&room, pi, index, 0);
 
 	if (error)
 		return error;
+	if (unlikely(pofs_slow_us))
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
 	if (pofs_no_whole_page) {
 		/* Zeros are in the file, and nobody holds their lock. */
 		page = shmem_read_mapping_page(pofs_vfs(pi)->i_mapping, index);
@@ -397,7 +400,10 @@ static int make_one(struct pofs_inode *pi, pgoff_t index)
 			put_page(page);
 		usleep_range(pofs_slow_us, pofs_slow_us + 1);
 	}
+	/* The payer had room. If others have taken it since, its limit is passed by this page. */
+	flags = pofs_no_sure_charge ? 0 : memalloc_noreclaim_save();
 	error = pofs_make_private(pi, index, false, &page);
+	memalloc_noreclaim_restore(flags);
 	if (!error) {
 		unmap_mapping_pages(pofs_vfs(pi)->i_mapping, index, 1, false);
 		unlock_page(page);

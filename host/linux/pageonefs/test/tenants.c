@@ -354,6 +354,55 @@ static void memcg_lent(void)
 	groups_end();
 }
 
+/* Takes what room the client's group has, and gives it back, again and again. */
+static void store_churn(struct lender *store)
+{
+	while (!sh->stop) {
+		for (uint32_t i = 0; i < store->f.pages && !slot_make(store, i, client);)
+			i++;
+		store_end(store);
+	}
+}
+
+/* There is room for a copy that the daemon makes, and others take it first: nobody is killed. */
+static void memcg_race(void)
+{
+	struct lender guest = guest_make("/lend-a", 8), store = store_make(&guest, 64);
+	struct file f = file_make(2048);
+	char limit[32];
+	pid_t churn = 0;
+	long max;
+	int error;
+
+	groups_make();
+	make_group(TENANTS "a/", "max");
+	merge_tenant(f, TENANTS "a/");
+	waitpid(merger, &error, 0);
+	CHECK(!error);
+	client = tenant;
+	max = number(TENANTS "a/memory.current");
+	while (describe(f.id).merged_pages && !sh->bad) {
+		snprintf(limit, sizeof(limit), "%ld", max += 32 * PAGE);
+		CHECK(!path_write(TENANTS "a/memory.max", limit));
+		churn = churn ?: fork_in(DAEMON);
+		if (!churn) {
+			store_churn(&store);
+			_exit(0);
+		}
+		error = plain_by_daemon(f);
+		CHECK(!error || error == ENOMEM);
+	}
+	end(churn);
+	CHECK(waitpid(tenant, 0, WNOHANG) == 0 && !path_number(TENANTS "a/memory.events", "oom_kill"));
+	CHECK(pairs_hold(f));
+	end(tenant);
+	close(f.fd);
+	area_close(&store, 0);
+	area_close(&guest, "/lend-a");
+	CHECK(!rmdir(TENANTS "a"));
+	groups_end();
+}
+
 static long figure(const char *name)
 {
 	/* Processors count by themselves, and tell by and by. */
@@ -384,4 +433,5 @@ static void figures(void)
 	}
 }
 
-const struct test tenant_tests[] = { { "memcg", memcg }, { "memcg_lent", memcg_lent }, { "figures", figures }, { 0 } };
+const struct test tenant_tests[] = { { "memcg", memcg }, { "memcg_lent", memcg_lent },
+				    { "memcg_race", memcg_race }, { "figures", figures }, { 0 } };

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -115,9 +116,12 @@ static long charged(const char *group)
 	};
 	struct number n[128];
 	char path[128];
-	long bytes = group_stat(group, "memory.current");
+	long bytes;
 	int found;
 
+	/* Processors count by themselves, and memory.stat adds up only when it is much: this does it. */
+	group_stat(group, "cpu.stat");
+	bytes = group_stat(group, "memory.current");
 	snprintf(path, sizeof(path), GROUPS "/%s/memory.stat", group);
 	found = numbers(path, n, 128);
 	for (unsigned int i = 0; i < sizeof(others) / sizeof(*others); i++)
@@ -241,9 +245,16 @@ void accounts_begin(bool processes)
 
 	machine(&was.shmem, processes ? &was.committed : &was.nothing);
 	if (processes) {
-		for (int i = 0; i <= TENANTS; i++) {
-			group_of(i, name);
-			was.stat[i] = charged(name);
+		/* Without what processors have taken ahead: that goes back some day. */
+		for (long sum = 0, before = LONG_MAX; sum < before; usleep(100000)) {
+			before = sum ?: LONG_MAX;
+			accounts_drain();
+			sum = 0;
+			for (int i = 0; i <= TENANTS; i++) {
+				group_of(i, name);
+				was.stat[i] = charged(name);
+				sum += was.stat[i];
+			}
 		}
 		walk();
 		was.length = is.length;

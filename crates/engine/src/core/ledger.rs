@@ -15,6 +15,7 @@
 mod ages;
 mod emptied;
 mod entries;
+mod few;
 pub(crate) mod free_pages;
 mod hot;
 pub(crate) mod huge;

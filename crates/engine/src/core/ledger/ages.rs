@@ -89,6 +89,19 @@ impl Ages {
         SETS * self.young.bytes()
     }
 
+    /// Those that pages of files are in; none of these cools down. [`super::few`] has a bit for
+    /// each, in this order.
+    pub(super) fn sets(&self) -> [&DirtyTree; 11] {
+        let Self { young, older, candidates, deferred, written, predicted, hot, .. } = self;
+        let [one, two, three] = &hot.levels;
+        [young, older, candidates, deferred, written, predicted, &hot.spared, &hot.left, one, two, three]
+    }
+
+    /// So many periods have ended before.
+    pub(super) fn at_period(&mut self, period: u64) {
+        self.hot.period = period;
+    }
+
     /// A scan found these pages written: they are no candidates any more.
     pub(crate) fn found_written(&mut self, run: Run) {
         self.written.insert_range(run.page.into(), run.len.into());

@@ -58,7 +58,7 @@ pub(crate) enum Entry<S = Frame> {
 const LOW: u32 = (1 << 30) - 1;
 
 impl<S: MergedWith> Entry<S> {
-    fn word(self) -> u32 {
+    pub(super) fn word(self) -> u32 {
         match self {
             Entry::Fresh => 0,
             Entry::Unshared(handle) => 1 << 30 | handle & LOW,
@@ -69,7 +69,7 @@ impl<S: MergedWith> Entry<S> {
         }
     }
 
-    fn from_word(word: u32) -> Self {
+    pub(super) fn from_word(word: u32) -> Self {
         match (word >> 30, word & LOW) {
             (0, _) => Entry::Fresh,
             (1, handle) => Entry::Unshared(handle),
@@ -89,6 +89,25 @@ pub(crate) struct Counts {
     pub(crate) zero: u64,
     pub(crate) pending: u64,
     pub(crate) recycled: u64,
+}
+
+impl Counts {
+    /// Where a page with this entry is counted.
+    pub(super) fn of<S>(&mut self, entry: Entry<S>) -> Option<&mut u64> {
+        match entry {
+            Entry::Fresh => None,
+            Entry::Unshared(_) => Some(&mut self.unshared),
+            Entry::Merged(_) => Some(&mut self.merged),
+            Entry::Zero => Some(&mut self.zero),
+            Entry::Pending => Some(&mut self.pending),
+            Entry::Recycled => Some(&mut self.recycled),
+        }
+    }
+
+    /// Pages of which anything is known.
+    pub(super) fn sum(self) -> u64 {
+        self.unshared + self.merged + self.zero + self.pending + self.recycled
+    }
 }
 
 impl std::ops::Add for Counts {
@@ -163,17 +182,6 @@ impl<S: MergedWith> Entries<S> {
         chunk.map_or(Entry::Fresh, |words| Entry::from_word(words[page.index() % CHUNK]))
     }
 
-    fn count(&mut self, entry: Entry<S>) -> Option<&mut u64> {
-        match entry {
-            Entry::Fresh => None,
-            Entry::Unshared(_) => Some(&mut self.counts.unshared),
-            Entry::Merged(_) => Some(&mut self.counts.merged),
-            Entry::Zero => Some(&mut self.counts.zero),
-            Entry::Pending => Some(&mut self.counts.pending),
-            Entry::Recycled => Some(&mut self.counts.recycled),
-        }
-    }
-
     /// Writes an entry and returns the one before it. Past the end: does nothing.
     pub(super) fn set(&mut self, page: PageNo, entry: Entry<S>) -> Entry<S> {
         if page.0 >= self.pages || entry == Entry::Fresh && self.chunks[page.index() / CHUNK].is_none() {
@@ -181,10 +189,10 @@ impl<S: MergedWith> Entries<S> {
         }
         let Some(words) = self.chunk(page.index() / CHUNK) else { return Entry::Fresh };
         let before = Entry::from_word(std::mem::replace(&mut words[page.index() % CHUNK], entry.word()));
-        if let Some(n) = self.count(before) {
+        if let Some(n) = self.counts.of(before) {
             *n -= 1;
         }
-        if let Some(n) = self.count(entry) {
+        if let Some(n) = self.counts.of(entry) {
             *n += 1;
         }
         before

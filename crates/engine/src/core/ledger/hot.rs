@@ -20,14 +20,20 @@ const BLOCK: u64 = 512;
 
 pub(super) struct Hot {
     /// Pages of each level, from level 1.
-    levels: [DirtyTree; LEVELS],
+    pub(super) levels: [DirtyTree; LEVELS],
     /// Those that the next scan spares.
     pub(super) spared: Arc<DirtyTree>,
     /// Those that the last scan found written, and spared.
-    left: DirtyTree,
+    pub(super) left: DirtyTree,
     /// Number of the region's first page in the address space.
     first: u64,
-    period: u64,
+    pub(super) period: u64,
+}
+
+/// Whether the scan after this period spares a page of this level. `page`: its number in the
+/// address space.
+pub(super) fn is_spared(period: u64, page: u64, level: u32) -> bool {
+    !(period + page / BLOCK).is_multiple_of(1 << level)
 }
 
 impl Hot {
@@ -75,8 +81,7 @@ impl Hot {
         }
         spared.clear();
         for (level, pages) in (1..).zip(&self.levels) {
-            let phase = |page: u64| self.period + (self.first + page) / BLOCK;
-            for page in pages.iter().filter(|&page| !phase(page).is_multiple_of(1 << level)) {
+            for page in pages.iter().filter(|&page| is_spared(self.period, self.first + page, level)) {
                 spared.insert(page);
             }
         }

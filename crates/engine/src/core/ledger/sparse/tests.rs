@@ -15,12 +15,17 @@ enum Step {
     Restart(u32),
     Recycle(u32, u32),
     Forget(u32, u32),
+    /// A page is predicted, and whether it then differs.
+    Predict(u32, bool),
     End(bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let page = || prop_oneof![0..SOME, (0..6u32, 0..3u32).prop_map(|(part, at)| (part * PART + at).saturating_sub(1))];
-    let run = move || (page(), prop_oneof![1..70u32, 1..SOME]).prop_map(|(page, len)| (page, len.min(SOME - page)));
+    let run = move || {
+        (page(), prop_oneof![3 => 1..4u32, 2 => 1..70u32, 1 => 1..SOME])
+            .prop_map(|(page, len)| (page, len.min(SOME - page)))
+    };
     prop_oneof![
         3 => run().prop_map(|(page, len)| Step::Written(page, len)),
         3 => (page(), 0..4u32).prop_map(|(page, handle)| Step::Set(page, handle)),
@@ -29,6 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => page().prop_map(Step::Restart),
         1 => run().prop_map(|(page, len)| Step::Recycle(page, len)),
         1 => run().prop_map(|(page, len)| Step::Forget(page, len)),
+        2 => (page(), any::<bool>()).prop_map(|(page, differs)| Step::Predict(page, differs)),
         4 => any::<bool>().prop_map(Step::End),
     ]
 }
@@ -74,6 +80,13 @@ proptest! {
                     sparse.forget_ages(run(page, len));
                     dense.forget_ages(run(page, len));
                 }
+                Step::Predict(page, differs) => {
+                    let page = PageNo(page);
+                    prop_assert_eq!(sparse.predict(page), dense.predict(page));
+                    if differs && sparse.of(page).is_some() {
+                        prop_assert_eq!(sparse.differs(page), dense.ages.differs(page));
+                    }
+                }
                 Step::End(retry) => {
                     sparse.end_scan();
                     dense.end_scan(Cool::Copies);
@@ -110,19 +123,63 @@ proptest! {
 
 #[test]
 fn words_that_are_hot_and_were_all_written_are_spared() {
-    let mut sparse = Sparse::<Content>::new();
     let run = |page, len| Run::new(PageNo(page), len);
     let first = 7 * PART - 64;
-    let mut seen = Vec::new();
-    for _ in 0..20 {
-        sparse.found_written(run(first, 192)).unwrap();
-        sparse.took(PageNo(first), &[u64::MAX, u64::MAX, u64::MAX >> 1]);
+    // In lists, and in regions.
+    let [few, many] = [0, 1000].map(|others| {
+        let mut sparse = Sparse::<Content>::new();
+        for part in [6, 7].into_iter().filter(|_| others > 0) {
+            sparse.found_written(run(part * PART + 128, others)).unwrap();
+            (0..others).for_each(|at| _ = sparse.set(PageNo(part * PART + 128 + at), Entry::Merged(Content(1))));
+        }
+        let period = |sparse: &mut Sparse<Content>| {
+            sparse.found_written(run(first, 192)).unwrap();
+            sparse.took(PageNo(first), &[u64::MAX, u64::MAX, u64::MAX >> 1]);
+            sparse.end_scan();
+            sparse.spared()
+        };
+        let seen: Vec<Vec<Run>> = (0..20).map(|_| period(&mut sparse)).collect();
+        assert!(sparse.parts.iter().all(|part| matches!(part.pages, Many(_)) == (others > 0)));
+        seen
+    });
+    assert_eq!(few, many);
+    assert!(few.iter().flatten().all(|spared| [run(first, 64), run(first + 64, 64)].contains(spared)));
+    assert_eq!((few[0].len(), few.iter().flatten().count()), (0, 2 * 16));
+}
+
+#[test]
+fn what_a_ledger_costs_follows_what_is_there_wherever_it_lies() {
+    let region = Region::<Content>::new(0, PART).map(|mut region| {
+        region.set(PageNo(0), Entry::Zero);
+        region.bytes() + size_of::<Region<Content>>() as u64
+    });
+    let region = region.unwrap();
+    let cost = |pages: &[u32], left: &[u32]| {
+        let mut sparse = Sparse::<Content>::new();
+        for page in pages.iter().map(|&page| PageNo(page)) {
+            sparse.found_written(Run::new(page, 1)).unwrap();
+            sparse.set(page, Entry::Merged(Content(1)));
+        }
+        (0..10).for_each(|_| sparse.end_scan());
+        for page in pages.iter().filter(|page| !left.contains(page)) {
+            sparse.set(PageNo(*page), Entry::Fresh);
+            sparse.looked_at(PageNo(*page));
+        }
         sparse.end_scan();
-        seen.extend(sparse.spared());
+        assert_eq!(sparse.counts().merged, left.len() as u64);
+        sparse.bytes()
+    };
+    for every in [1, 8, 15, 16, 64, 500, PART, 10 * PART] {
+        let pages: Vec<u32> = (0..1000).map(|at| at * every).collect();
+        let bytes = cost(&pages, &pages);
+        let parts = u64::from(999 * every / PART + 1).min(1000);
+        println!("a page in {every}: {} bytes a page; as regions {}", bytes / 1000, parts * region / 1000);
+        assert!(bytes <= 100 * 1000, "{bytes} bytes, a page in {every}");
     }
-    seen.sort_unstable_by_key(|run| run.page);
-    seen.dedup();
-    assert_eq!(seen, [run(first, 64), run(first + 64, 64)]);
+    let all: Vec<u32> = (0..2 * PART).collect();
+    let (one, last) = (cost(&[7], &[7]), cost(&all, &[7]));
+    println!("a page alone: {one} bytes; the last of {}: {last}; as a region {region}", all.len());
+    assert!(one < 512 && last < 512);
 }
 
 #[test]

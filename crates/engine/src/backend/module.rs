@@ -33,6 +33,7 @@ pub(crate) mod kernel;
 pub(crate) mod look;
 pub(crate) mod merge;
 pub(crate) mod mounts;
+mod numbers;
 mod owner;
 mod recycle;
 pub(crate) mod round;

@@ -59,7 +59,7 @@ pub(super) fn left_out(mounts: &[OfMount], access: &Access) -> Vec<RefusedStatus
     let of = |(mount, uid, files): (&OfMount, u32, &u64)| RefusedStatus {
         uid,
         name: format!("files of {}", mount.name),
-        reason: format!("{files} files are not merged: a user may have as many as are left for others"),
+        reason: format!("{files} files are not merged: there are too many, and others have no more than these"),
         times: 1,
         ..RefusedStatus::default()
     };

@@ -46,6 +46,8 @@ pub(crate) struct State {
     pub(crate) size: u64,
     pub(crate) merged: u64,
     pub(super) there: u64,
+    /// Looks in a row that found no page.
+    pub(super) empty: u32,
     /// From this page on the kernel is asked for all that is there, and not only for what was
     /// written: nobody, or another daemon, has asked before.
     pub(crate) asked: u32,
@@ -126,6 +128,7 @@ pub(crate) struct File<K = Mounted> {
     /// Its number in the index, below 2^16.
     pub(crate) number: ClientId,
     pub(crate) inode: u64,
+    /// Whose it is, as the kernel says.
     pub(super) uid: u32,
     pub(crate) contents: Arc<Contents>,
     pub(crate) kernel: Arc<dyn Kernel>,
@@ -147,6 +150,7 @@ impl<K: Kind> File<K> {
             size: 0,
             merged: 0,
             there: 0,
+            empty: 0,
             asked: 0,
             told: 0,
             cut: 0,

@@ -12,12 +12,16 @@ use parking_lot::{Condvar, Mutex};
 use super::contents::Contents;
 use super::file::{File, Totals};
 use super::kernel::MountPoint;
+use super::numbers::{Holder, Numbers, Taken};
 use super::recycle::find::Managed;
 use super::recycle::known::Known;
-use crate::core::content::index::{ClientId, MAX_CLIENTS};
+use crate::core::content::index::ClientId;
 use crate::world::shared::Shared;
 
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
+/// The kernel does not tell that a file has its first page. So after one has come it is looked
+/// again, each time after twice as long, up to this; then the rounds see it.
+const LONG_PAUSE: Duration = Duration::from_secs(64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
@@ -36,7 +40,7 @@ pub(crate) struct Mount {
     pub(crate) files: BTreeMap<u64, Arc<File>>,
     /// Their ids by their inode numbers.
     pub(super) inodes: BTreeMap<u64, u64>,
-    /// How many files of a user are not merged, as it has too many.
+    /// How many files of a user are not merged, as there are too many.
     pub(super) left_out: BTreeMap<u32, u64>,
 }
 
@@ -47,44 +51,6 @@ impl Mount {
     }
 }
 
-/// Numbers of files, and of segments that are lent to them. A user may have as many as there are
-/// left: so whoever comes later finds some.
-#[derive(Default)]
-pub(super) struct Numbers {
-    /// Those below were given out once.
-    next: u32,
-    free: Vec<ClientId>,
-    of_users: BTreeMap<u32, u32>,
-}
-
-impl Numbers {
-    /// `uid`: of the file's user. `None`: the daemon's own.
-    pub(super) fn take(&mut self, uid: Option<u32>) -> Option<ClientId> {
-        let left = MAX_CLIENTS - self.next + self.free.len() as u32;
-        let has = uid.and_then(|uid| self.of_users.get(&uid)).copied().unwrap_or_default();
-        if has >= left {
-            return None;
-        }
-        *uid.map_or(&mut 0, |uid| self.of_users.entry(uid).or_default()) += 1;
-        self.free.pop().or_else(|| {
-            self.next += 1;
-            Some(ClientId(self.next - 1))
-        })
-    }
-
-    pub(super) fn give_back(&mut self, number: ClientId, uid: Option<u32>) {
-        self.free.push(number);
-        if let Some(uid) = uid
-            && let Some(has) = self.of_users.get_mut(&uid)
-        {
-            *has -= 1;
-            if *has == 0 {
-                self.of_users.remove(&uid);
-            }
-        }
-    }
-}
-
 #[derive(Default)]
 pub(super) struct State {
     pub(super) mounts: BTreeMap<u64, Mount>,
@@ -92,14 +58,35 @@ pub(super) struct State {
     /// Mounts that cannot be managed, and why: told once.
     pub(super) refused: BTreeMap<u64, String>,
     asked: bool,
-    news: bool,
-    /// When it was looked last for news.
-    looked: Option<Instant>,
+    /// When it is to be looked next, as there is news, or there may be.
+    pub(super) look: Option<Instant>,
+    /// When it was looked last.
+    pub(super) looked: Option<Instant>,
+    /// How long after that again, if files have no pages; and the newest of these.
+    pub(super) pause: Duration,
+    pub(super) newest: u64,
     /// Where mounts tell of news.
     pub(super) told_by: Option<Arc<OwnedFd>>,
     busy: bool,
     /// Sums over files that are gone.
     pub(super) gone: Totals,
+}
+
+impl State {
+    /// `newest`: the newest file without pages, as it was found now.
+    pub(super) fn look_again(&mut self, newest: Option<u64>) {
+        let Some(newest) = newest else { return };
+        let is_new = std::mem::replace(&mut self.newest, newest) < newest;
+        self.pause = if is_new { LOOK_PAUSE } else { (2 * self.pause).min(2 * LONG_PAUSE) };
+        if let (true, Some(looked)) = (self.pause <= LONG_PAUSE, self.looked) {
+            self.look_at(looked + self.pause);
+        }
+    }
+
+    /// It is to be looked then, if not before.
+    fn look_at(&mut self, then: Instant) {
+        self.look = Some(self.look.map_or(then, |look| look.min(then)));
+    }
 }
 
 /// All mounts, and the thread that works on them.
@@ -148,7 +135,9 @@ impl Files {
         if let Some(told_by) = &state.told_by {
             let _ = rustix::io::read(&**told_by, &mut [0u8; 8]);
         }
-        state.news = true;
+        // A program that makes files in a loop costs a look a second.
+        let soon = state.looked.map_or_else(Instant::now, |looked| looked + LOOK_PAUSE);
+        state.look_at(soon);
         drop(state);
         self.wake.notify_one();
     }
@@ -173,14 +162,29 @@ impl Files {
         self.state.lock().mounts.values().all(|mount| mount.files.is_empty())
     }
 
-    /// A number for a segment that is lent to files. `None`: there are too many files.
+    /// A number for a segment that is lent to files. `None`: there are too many.
     pub(crate) fn take_number(&self) -> Option<ClientId> {
-        self.state.lock().numbers.take(None)
+        self.state.lock().numbers.take(None).ok()
     }
 
     /// Nobody has this number any more.
     pub(crate) fn give_number_back(&self, number: ClientId) {
-        self.state.lock().numbers.give_back(number, None);
+        self.state.lock().numbers.give_back(number);
+    }
+
+    /// A number for a file. Another may have to give way. `None`: there are too many.
+    pub(super) fn number_for(&self, holder: Holder) -> Option<ClientId> {
+        loop {
+            let mut state = self.state.lock();
+            let other = match state.numbers.take(Some(holder)) {
+                Ok(number) => return Some(number),
+                Err(Taken::ForGood) => return None,
+                Err(Taken::By(other)) => other,
+            };
+            let file = state.mounts.get_mut(&other.mount)?.files.remove(&other.id)?;
+            drop(state);
+            self.reap([&file].into_iter());
+        }
     }
 
     pub(crate) fn domains(&self) -> BTreeMap<String, Arc<Contents>> {
@@ -217,19 +221,17 @@ impl Files {
         let mut state = self.state.lock();
         state.busy = false;
         while !state.asked && !shared.stopping() {
-            let soon = state.looked.map(|looked| looked + LOOK_PAUSE).filter(|soon| *soon > Instant::now());
-            match (state.news, soon) {
-                (false, _) => self.wake.wait(&mut state),
-                // A program that makes files in a loop costs a look a second.
-                (true, Some(soon)) => _ = self.wake.wait_until(&mut state, soon),
-                (true, None) => break,
+            match state.look {
+                None => self.wake.wait(&mut state),
+                Some(look) if look > Instant::now() => _ = self.wake.wait_until(&mut state, look),
+                Some(_) => break,
             }
         }
         if shared.stopping() {
             return None;
         }
         state.busy = std::mem::take(&mut state.asked);
-        (state.news, state.looked) = (false, Some(Instant::now()));
+        (state.look, state.looked) = (None, Some(Instant::now()));
         Some(if state.busy { Due::Round } else { Due::Look })
     }
 

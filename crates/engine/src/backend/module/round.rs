@@ -14,6 +14,7 @@ use super::file::{File, Kind, Mounted};
 use super::kernel::MountPoint;
 use super::merge::ByNumber;
 use super::mounts::{Files, Mount, State};
+use super::numbers::{Holder, Users};
 use super::recycle::guests::find_guests;
 use super::{USER, owner};
 use crate::core::content::seed::Seed;
@@ -80,64 +81,67 @@ impl Files {
     fn find_files(&self) {
         let points: Vec<(u64, Arc<MountPoint>)> =
             self.state.lock().mounts.iter().map(|(&device, mount)| (device, mount.point.clone())).collect();
+        let (users, mut newest) = (Users::read(), None);
         for (device, point) in points {
             match point.files() {
-                Ok(listed) => self.take_in(device, &listed),
+                Ok(listed) => {
+                    newest = listed.iter().rfind(|listed| !has_pages(listed)).map(|listed| listed.id).max(newest);
+                    self.take_in(device, &listed, &users);
+                }
                 Err(why) => tracing::debug!("{}: its files cannot be listed: {why}", point.path.display()),
             }
         }
+        self.state.lock().look_again(newest);
     }
 
     /// `listed`: in ascending order of the ids.
-    pub(super) fn take_in(&self, device: u64, listed: &[Listed]) {
+    pub(super) fn take_in(&self, device: u64, listed: &[Listed], users: &Users) {
         let mut gone = Vec::new();
+        let mut new: Vec<&Listed> = Vec::new();
         if let Some(mount) = self.state.lock().mounts.get_mut(&device) {
             mount.files.retain(|&id, file| {
-                let here = listed.binary_search_by_key(&id, |listed| listed.id).is_ok();
-                if !here {
+                let here = listed.binary_search_by_key(&id, |listed| listed.id);
+                let stays = here.is_ok_and(|at| file.is_listed(&listed[at]));
+                if !stays {
                     gone.push(file.clone());
                 }
-                here
+                stays
             });
+            new.extend(listed.iter().filter(|listed| has_pages(listed) && !mount.files.contains_key(&listed.id)));
         }
         // First: others may have their numbers.
         self.reap(gone.iter());
-        let mut state = self.state.lock();
-        let State { mounts, numbers, .. } = &mut *state;
-        if let Some(mount) = mounts.get_mut(&device) {
-            let mut left_out = BTreeMap::new();
-            for listed in listed {
-                if let Some(file) = mount.files.get(&listed.id) {
-                    file.is_listed(listed);
-                } else if listed.size > 0 {
-                    let Some(number) = numbers.take(Some(listed.uid)) else {
-                        *left_out.entry(listed.uid).or_default() += 1;
-                        continue;
-                    };
-                    let file = File::new(listed, number, mount.contents.clone(), mount.point.clone(), Mounted);
-                    mount.files.insert(listed.id, Arc::new(file));
-                }
+        let mut left_out: BTreeMap<u32, u64> = BTreeMap::new();
+        for listed in new {
+            let holder = Holder { mount: device, user: users.of(listed.uid), id: listed.id };
+            let Some(number) = self.number_for(holder) else {
+                *left_out.entry(listed.uid).or_default() += 1;
+                continue;
+            };
+            if let Some(mount) = self.state.lock().mounts.get_mut(&device) {
+                let file = File::new(listed, number, mount.contents.clone(), mount.point.clone(), Mounted);
+                mount.files.insert(listed.id, Arc::new(file));
             }
-            mount.inodes = mount.files.iter().map(|(&id, file)| (file.inode, id)).collect();
-            for (uid, files) in left_out.iter().filter(|(uid, _)| !mount.left_out.contains_key(uid)) {
-                let path = mount.point.path.display();
-                tracing::warn!(
-                    "{path}: {files} files of uid {uid} are not merged: it has as many as there is room for"
-                );
-            }
-            mount.left_out = left_out;
         }
+        let mut state = self.state.lock();
+        let Some(mount) = state.mounts.get_mut(&device) else { return };
+        mount.inodes = mount.files.iter().map(|(&id, file)| (file.inode, id)).collect();
+        for (uid, files) in left_out.iter().filter(|(uid, _)| !mount.left_out.contains_key(uid)) {
+            let path = mount.point.path.display();
+            tracing::warn!("{path}: {files} files of uid {uid} are not merged: there are too many");
+        }
+        mount.left_out = left_out;
     }
 
-    /// These files are gone: their sums are kept.
-    fn reap<'a>(&self, files: impl Iterator<Item = &'a Arc<File>>) {
+    /// These files are gone, or give way: their sums are kept.
+    pub(super) fn reap<'a>(&self, files: impl Iterator<Item = &'a Arc<File>>) {
         for file in files {
             self.guests.forget(file);
             file.reap();
             let totals = file.state().totals;
             let mut state = self.state.lock();
             state.gone += totals;
-            state.numbers.give_back(file.number, Some(file.uid));
+            state.numbers.give_back(file.number);
         }
     }
 
@@ -188,11 +192,21 @@ impl Files {
     }
 }
 
+/// Nothing can be merged of a file that has none, and anybody can make many of those.
+fn has_pages(listed: &Listed) -> bool {
+    listed.private_pages + listed.merged_pages > 0
+}
+
+/// Looks that find a file without pages before it gives its number back.
+const EMPTY: u32 = 8;
+
 impl File {
-    /// The kernel lists it so now. If it is plain, all its pages are private from then on.
-    fn is_listed(&self, listed: &Listed) {
+    /// The kernel lists it so now. If it is plain, all its pages are private from then on. `false`:
+    /// it has had no pages for a while.
+    fn is_listed(&self, listed: &Listed) -> bool {
         let mut state = self.state();
         state.listed(listed);
+        state.empty = if has_pages(listed) { 0 } else { state.empty + 1 };
         let plain = listed.plain();
         if plain.is_some() && state.plain.is_none() {
             self.forget(&mut state, ALL);
@@ -200,6 +214,7 @@ impl File {
             tracing::info!(inode = self.inode, "a file is not merged any more: {plain:?}");
         }
         state.plain = plain;
+        state.empty < EMPTY
     }
 }
 

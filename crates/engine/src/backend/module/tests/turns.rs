@@ -1,7 +1,9 @@
 //! Many files, and large ones: each has its turn.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
 
 use kmem::pageonefs::File as Listed;
 
@@ -9,23 +11,55 @@ use super::{Rounds, World, scan};
 use crate::backend::module::contents::Contents;
 use crate::backend::module::kernel::MountPoint;
 use crate::backend::module::merge::Merge;
-use crate::backend::module::mounts::{Files, Mount, Numbers};
+use crate::backend::module::mounts::{Files, Mount};
+use crate::backend::module::numbers::{Holder, Numbers, Taken, Users};
 use crate::backend::module::round;
 use crate::core::content::index::MAX_CLIENTS;
 use crate::core::content::seed::Seed;
 
+const ALL: u32 = MAX_CLIENTS - (1 << 12);
+
 #[test]
-fn a_user_may_have_as_many_numbers_as_there_are_left() {
+fn whoever_comes_later_finds_a_number_and_whoever_has_the_most_gives_way() {
     let mut numbers = Numbers::default();
-    let mut of = |uid| std::iter::from_fn(|| numbers.take(Some(uid))).collect::<Vec<_>>();
-    let (first, second, third) = (of(1), of(2), of(3));
-    assert_eq!([&first, &second, &third].map(Vec::len), [1 << 15, 1 << 14, 1 << 13]);
-    first.into_iter().for_each(|number| numbers.give_back(number, Some(1)));
-    let own = std::iter::from_fn(|| numbers.take(None)).count();
-    assert_eq!(own, MAX_CLIENTS as usize - (1 << 14) - (1 << 13), "the daemon's own have no bound");
-    assert_eq!(numbers.take(Some(1)), None);
-    second.into_iter().for_each(|number| numbers.give_back(number, Some(2)));
-    assert!(numbers.take(Some(1)).is_some());
+    let mut given = BTreeMap::new();
+    let mut take = |numbers: &mut Numbers, mount, user, id| {
+        let holder = Holder { mount, user, id };
+        loop {
+            match numbers.take(Some(holder)) {
+                Ok(number) => return given.insert(holder, number).is_none(),
+                Err(Taken::By(other)) => numbers.give_back(given.remove(&other).unwrap()),
+                Err(Taken::ForGood) => return false,
+            }
+        }
+    };
+    assert_eq!((1..=70_000).filter(|&id| take(&mut numbers, 1, 1000, id)).count(), ALL as usize);
+    assert_eq!((1..=70_000).filter(|&id| take(&mut numbers, 1, 1001, id)).count(), ALL as usize / 2, "a half each");
+    // Many users of one mount have no more of what is another's than one has.
+    let users = (2000..2600).flat_map(|user| (1..=200).map(move |id| (user, id)));
+    users.for_each(|(user, id)| _ = take(&mut numbers, 2, user, id));
+    assert_eq!((1..=70_000).filter(|&id| take(&mut numbers, 3, 7, id)).count(), ALL as usize / 3);
+    let of = |mount| given.keys().filter(|holder| holder.mount == mount).count() as u32;
+    assert!([1, 2, 3].iter().all(|&mount| of(mount).abs_diff(ALL / 3) <= 1), "{:?}", [1, 2, 3].map(of));
+    let of_user = |user| given.keys().filter(|holder| holder.user == user).count() as u32;
+    assert!(of_user(1000).abs_diff(of_user(1001)) <= 1);
+    assert!((2000..2600).all(|user| of_user(user).abs_diff(ALL / 3 / 600) <= 1));
+    let newest = given.keys().filter(|holder| holder.mount == 3).map(|holder| holder.id).max();
+    assert!(newest <= Some(u64::from(ALL / 3) + 1), "its first ones stay");
+    let own = std::iter::from_fn(|| numbers.take(None).ok()).count();
+    assert_eq!(own, 1 << 12, "kept for segments");
+    given.into_values().for_each(|number| numbers.give_back(number));
+    assert_eq!(std::iter::from_fn(|| numbers.take(None).ok()).count() as u32, ALL);
+}
+
+#[test]
+fn a_user_and_its_subordinates_are_two_however_many_these_are() {
+    let users =
+        Users::parse("alice:100000:65536\nbob:165536:65536\nalice:4000000000:500000000\n# no range\nx:y:1\n7\n");
+    let of =
+        [999, 1000, 99_999, 100_000, 165_535, 165_536, 231_072, 4_000_000_000, u32::MAX - 1].map(|uid| users.of(uid));
+    assert_eq!(of, [999, 1000, 99_999, 100_000, 100_000, 165_536, 231_072, 100_000, 100_000]);
+    assert_eq!(Users::default().of(7), 7);
 }
 
 /// Files of a mount that nobody has mounted.
@@ -36,10 +70,14 @@ fn of_mount() -> Files {
     files
 }
 
+fn take_in(files: &Files, listed: &[Listed]) {
+    files.take_in(1, listed, &Users::default());
+}
+
 fn listed(ids: impl Iterator<Item = u64>, uid: u32) -> Vec<Listed> {
     let of = |id| {
         let mut listed = super::listed(id, 1);
-        (listed.inode, listed.uid) = (7 * id, uid);
+        (listed.inode, listed.uid, listed.private_pages) = (7 * id, uid, 1);
         listed
     };
     ids.map(of).collect()
@@ -48,34 +86,89 @@ fn listed(ids: impl Iterator<Item = u64>, uid: u32) -> Vec<Listed> {
 #[test]
 fn files_come_and_go_and_no_user_takes_the_numbers_of_all() {
     let files = of_mount();
-    let mine = listed(1..60_000, 1000);
-    let all = [mine.clone(), listed(60_000..60_100, 1001)].concat();
-    files.take_in(1, &all);
+    // All together have more than there are numbers.
+    let users =
+        |uids: std::ops::Range<u32>| uids.flat_map(|uid| listed((0..5000).map(|at| u64::from(uid) << 16 | at), uid));
+    let mut all: Vec<Listed> = users(1000..1020).collect();
+    all.iter_mut().for_each(|listed| listed.private_pages = 0);
+    take_in(&files, &all);
     let of = |files: &Files| {
         let told = files.tell().swap_remove(0);
-        (told.files.len(), told.left_out.get(&1000).copied(), told.left_out.get(&1001).copied())
+        (told.files.len(), told.left_out.values().sum::<u64>(), told.left_out.len())
     };
-    assert_eq!(of(&files), ((1 << 15) + 100, Some(59_999 - (1 << 15)), None), "the other user's are all there");
+    assert_eq!(of(&files), (0, 0, 0), "files without pages have none");
+    all.iter_mut().for_each(|listed| listed.merged_pages = 1);
+    take_in(&files, &all);
+    take_in(&files, &all);
+    assert_eq!(of(&files), (ALL as usize, 100_000 - u64::from(ALL), 20));
+    // Whoever comes then finds some.
+    let more = [all.clone(), listed((0..2000).map(|at| 2000 << 16 | at), 2000)].concat();
+    take_in(&files, &more);
+    assert!(!files.tell()[0].left_out.contains_key(&2000));
+    assert_eq!(of(&files).0, ALL as usize);
     // Those that are left take the places of those that go.
-    files.take_in(1, &all[50_000..]);
-    assert_eq!(of(&files), (10_099, None, None));
+    take_in(&files, &more[60_000..]);
+    assert_eq!(of(&files), (42_000, 0, 0));
     let inodes: Vec<u64> = files.state.lock().mounts[&1].inodes.keys().copied().collect();
-    assert_eq!((inodes.len(), inodes[0]), (10_099, 7 * 50_001));
-    files.take_in(1, &[]);
-    assert_eq!(of(&files), (0, None, None));
+    assert_eq!((inodes.len(), inodes[0]), (42_000, 7 * (1012 << 16)));
+    take_in(&files, &[]);
+    assert_eq!(of(&files), (0, 0, 0));
     let mut state = files.state.lock();
-    assert_eq!(std::iter::from_fn(|| state.numbers.take(None)).count(), MAX_CLIENTS as usize, "all were given back");
+    assert_eq!(
+        std::iter::from_fn(|| state.numbers.take(None).ok()).count(),
+        MAX_CLIENTS as usize,
+        "all were given back"
+    );
+}
+
+#[test]
+fn a_file_that_has_no_pages_for_a_while_gives_its_number_back() {
+    let files = of_mount();
+    let mut all = listed(1..3, 0);
+    take_in(&files, &all);
+    all[0].private_pages = 0;
+    (0..7).for_each(|_| take_in(&files, &all));
+    let kept = files.tell()[0].files.len();
+    all[0].merged_pages = 1;
+    take_in(&files, &all);
+    all[0].merged_pages = 0;
+    (0..7).for_each(|_| take_in(&files, &all));
+    assert_eq!((kept, files.tell()[0].files.len()), (2, 2), "it had some meanwhile");
+    take_in(&files, &all);
+    assert_eq!(files.tell()[0].files.len(), 1);
+    all[0].merged_pages = 1;
+    take_in(&files, &all);
+    assert_eq!(files.tell()[0].files.len(), 2);
+}
+
+#[test]
+fn it_is_looked_again_for_first_pages_ever_more_rarely() {
+    let files = Files::default();
+    let after = |newest| {
+        let mut state = files.state.lock();
+        (state.looked, state.look) = (Some(Instant::now()), None);
+        state.look_again(newest);
+        state.look.map(|look| (look - state.looked.unwrap()).as_secs())
+    };
+    assert_eq!(after(None), None);
+    assert_eq!(after(Some(6)), Some(1));
+    assert_eq!(
+        [6; 8].map(|newest| after(Some(newest))),
+        [2, 4, 8, 16, 32, 64, 0, 0].map(|pause| (pause > 0).then_some(pause))
+    );
+    assert_eq!(after(Some(9)), Some(1), "a new one");
+    (0..10_000).for_each(|_| _ = after(Some(9)));
 }
 
 #[test]
 fn a_file_that_gets_another_length_is_the_same_file() {
     let files = of_mount();
-    files.take_in(1, &listed(1..2, 0));
+    take_in(&files, &listed(1..2, 0));
     let before = files.tell()[0].files[0].clone();
     for size in [1 << 60, 0, 5, 1 << 30] {
         let mut listed = listed(1..2, 0);
         listed[0].size = size;
-        files.take_in(1, &listed);
+        take_in(&files, &listed);
         let after = files.tell()[0].files[0].clone();
         assert!(Arc::ptr_eq(&before, &after) && after.state().size == size);
     }

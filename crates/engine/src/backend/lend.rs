@@ -43,8 +43,8 @@ pub(crate) fn run(files: &Arc<Files>, shared: &Arc<Shared>) {
 fn round(files: &Files, stores: &Stores, shared: &Shared) {
     let all = files.managed();
     let over = || files.is_asked();
-    let slots = round::scan(shared, stores.segments());
-    let due = round::scan(shared, all.values().cloned());
+    let slots = round::scan(shared, &stores.segments().collect::<Vec<_>>());
+    let due = round::scan(shared, &all.values().cloned().collect::<Vec<_>>());
     if shared.headroom().short.is_some() {
         return;
     }

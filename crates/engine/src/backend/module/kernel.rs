@@ -2,8 +2,10 @@
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::{Arc, Weak};
 
 use kmem::pageonefs::{Ask, Bits, Entry, File as Listed, Harvest, MountInfo, OpenError, Stats};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::Run;
 
@@ -14,30 +16,48 @@ pub(crate) trait Kernel: Send + Sync {
     fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno>;
     /// Calls `punched` with what became holes, after each run. Pages that are pinned stay.
     fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno>;
+
+    /// Keeps the mount open over some calls, which cost less then. It cannot be unmounted meanwhile.
+    fn hold(&self) -> Option<Held> {
+        None
+    }
 }
 
+pub(crate) type Held = Arc<kmem::pageonefs::Mount>;
+
+#[derive(Default)]
 pub(crate) struct MountPoint {
     pub(crate) path: PathBuf,
     pub(crate) device: u64,
     /// Empty if it shares with no other mount.
     pub(crate) domain: String,
+    /// While somebody has it open.
+    pub(super) open: Mutex<Weak<kmem::pageonefs::Mount>>,
 }
 
 impl MountPoint {
     pub(crate) fn new(info: MountInfo) -> Result<Self, OpenError> {
         let mount = kmem::pageonefs::Mount::open(&info.path)?;
-        Ok(Self { domain: mount.domain().into(), path: info.path, device: info.device })
+        Ok(Self { domain: mount.domain().into(), path: info.path, device: info.device, ..Self::default() })
     }
 
     pub(crate) fn name(&self) -> String {
         if self.domain.is_empty() { self.path.display().to_string() } else { self.domain.clone() }
     }
 
-    /// Opens its root for one call.
-    fn open(&self) -> Result<kmem::pageonefs::Mount, Errno> {
+    /// Opens its root for one call, unless somebody has it open.
+    fn open(&self) -> Result<Held, Errno> {
+        let mut open = self.open.lock();
+        if let Some(held) = open.upgrade() {
+            return Ok(held);
+        }
         match kmem::pageonefs::Mount::open(&self.path) {
             // Another file system may have been mounted there since.
-            Ok(mount) if mount.device() == self.device => Ok(mount),
+            Ok(mount) if mount.device() == self.device => {
+                let held = Arc::new(mount);
+                *open = Arc::downgrade(&held);
+                Ok(held)
+            }
             Ok(_) => Err(Errno::NODEV),
             Err(OpenError::Open { errno, .. }) => Err(errno),
             Err(_) => Err(Errno::NODEV),
@@ -80,6 +100,10 @@ impl Kernel for MountPoint {
             holes(*run, &held, punched);
         }
         Ok(())
+    }
+
+    fn hold(&self) -> Option<Held> {
+        self.open().ok()
     }
 }
 

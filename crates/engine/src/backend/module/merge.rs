@@ -63,6 +63,7 @@ impl Steps for Merge<'_> {
     }
 
     fn merge(&mut self, next: Next) -> Result<Option<PageNo>, Errno> {
+        let _held = self.file.kernel.hold();
         match next {
             Next::Predicted(wanted) => {
                 let wrong = self.merge_all(&wanted)?;

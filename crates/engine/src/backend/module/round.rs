@@ -218,8 +218,11 @@ impl File {
     }
 }
 
+/// Files that are scanned while their mounts are open: these cannot be unmounted meanwhile.
+const TOGETHER: usize = 64;
+
 /// Scans files. Returns those with candidates whose guests are not about to mark free pages.
-pub(crate) fn scan<K: Kind>(shared: &Shared, files: impl Iterator<Item = Arc<File<K>>>) -> Vec<Arc<File<K>>> {
+pub(crate) fn scan<K: Kind>(shared: &Shared, files: &[Arc<File<K>>]) -> Vec<Arc<File<K>>> {
     let is_due = |file: &Arc<File<K>>| match file.scan(|| shared.stopping()) {
         Ok(found) if found.due == 0 || file.is_awaited() => false,
         Ok(found) => {
@@ -232,7 +235,27 @@ pub(crate) fn scan<K: Kind>(shared: &Shared, files: impl Iterator<Item = Arc<Fil
             false
         }
     };
-    files.filter(is_due).collect()
+    let (queue, due) = (Mutex::new(files.chunks(TOGETHER)), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let Some(some) = queue.lock().next() else { return };
+            let _held: Vec<_> = some.iter().map(|file| file.kernel.hold()).collect();
+            let some: Vec<_> = some.iter().filter(|file| is_due(file)).cloned().collect();
+            due.lock().extend(some);
+        }
+    };
+    by_threads(shared.config().workers().min(files.len().div_ceil(TOGETHER)), work);
+    let mut due = due.into_inner();
+    due.sort_by_key(|file| file.number);
+    due
+}
+
+/// Has so many threads work, with this one.
+fn by_threads(threads: usize, work: impl Fn() + Sync) {
+    std::thread::scope(|scope| {
+        (1..threads).for_each(|_| _ = scope.spawn(&work));
+        work();
+    });
 }
 
 /// Steps of a file before the next file's turn comes: some 16,000 pages.
@@ -266,13 +289,5 @@ pub(crate) fn merge<'a, K: Kind, S: Steps<Stop = Errno> + Send>(
             }
         }
     };
-    let threads = shared.config().workers().min(due.len());
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(work);
-        }
-        if threads > 0 {
-            work();
-        }
-    });
+    by_threads(shared.config().workers().min(due.len()), work);
 }

@@ -35,11 +35,11 @@ impl<K: Kind> File<K> {
     /// `Err`: the file is gone, or its mount; no memory; or the engine stops. Bits may be lost: the
     /// next scan asks for all pages that are there.
     pub(crate) fn scan(&self, stopping: impl Fn() -> bool) -> Result<Scanned, Errno> {
-        let (spared, most, told) = {
+        let (spared, most, told, size) = {
             let state = self.state();
-            (state.region.spared(), state.windows(), state.region.due().min(state.told))
+            (state.region.spared(), state.windows(), state.region.due().min(state.told), state.size)
         };
-        let result = self.take_all(&spared, most, stopping);
+        let result = self.take_all(&spared, most, size, stopping);
         let mut state = self.state();
         let end = result.inspect_err(|_| state.asked = 0)?;
         if end < PAGES {
@@ -61,9 +61,10 @@ impl<K: Kind> File<K> {
     }
 
     /// Takes all dirty bits but those of spared words. Returns up to where: there may be so many
-    /// windows.
-    fn take_all(&self, spared: &[Run], most: usize, stopping: impl Fn() -> bool) -> Result<u32, Errno> {
+    /// windows. `size`: as it is listed. It may be longer by now: the kernel names what lies behind.
+    fn take_all(&self, spared: &[Run], most: usize, size: u64, stopping: impl Fn() -> bool) -> Result<u32, Errno> {
         let mut bits = [0; WORDS];
+        let listed = size.div_ceil(64 * kmem::PAGE_SIZE as u64) * 64;
         let (mut windows, mut last) = (0, None);
         for (run, is_spared) in split(spared, PAGES) {
             if is_spared {
@@ -81,7 +82,10 @@ impl<K: Kind> File<K> {
                         return Ok(from);
                     }
                 }
-                let to = end.min((from / WINDOW + 1) * WINDOW);
+                let mut to = end.min((from / WINDOW + 1) * WINDOW);
+                if u64::from(from) < listed {
+                    to = listed.min(to.into()) as u32;
+                }
                 let next = self.take_bits(from, &mut bits[..(to - from) as usize / 64])?;
                 // It fits: it is no more than the end.
                 from = next.clamp(to.into(), end.into()) as u32;

@@ -32,6 +32,15 @@ pub(in crate::backend) struct Frame {
     lent: bool,
 }
 
+/// How often it was called, and for how many words of bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::backend) struct Calls {
+    pub(in crate::backend) harvests: u64,
+    pub(in crate::backend) words: u64,
+    pub(in crate::backend) digests: u64,
+    pub(in crate::backend) merges: u64,
+}
+
 /// The kernel as uapi.h has it.
 #[derive(Default)]
 pub(in crate::backend) struct Model {
@@ -42,6 +51,7 @@ pub(in crate::backend) struct Model {
     pub(in crate::backend) last: u64,
     pub(in crate::backend) max_users: u32,
     pub(in crate::backend) digested: u64,
+    pub(in crate::backend) calls: Calls,
     /// The next call ends by a signal after so many entries.
     pub(in crate::backend) ends_after: Option<u32>,
 }
@@ -145,6 +155,8 @@ pub(in crate::backend) struct Fake(pub(in crate::backend) Mutex<Model>);
 impl Kernel for Fake {
     fn harvest(&self, id: u64, start: u64, of: Bits, bits: &mut [u64]) -> Result<Harvest, Errno> {
         let mut model = self.0.lock();
+        model.calls.harvests += 1;
+        model.calls.words += bits.len() as u64;
         let file = model.files.get_mut(&id).ok_or(Errno::SRCH)?;
         bits.fill(0);
         let mut dirty = 0;
@@ -163,6 +175,7 @@ impl Kernel for Fake {
 
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno> {
         let mut model = self.0.lock();
+        model.calls.digests += 1;
         let (only, before) = (ask.only.unwrap(), model.digested);
         assert!(ask.start.is_multiple_of(64) && out.len() == only.len() * 64);
         out.fill(0);
@@ -183,6 +196,7 @@ impl Kernel for Fake {
 
     fn merge(&self, id: u64, pairings: &mut [Pairing]) -> Result<u32, Errno> {
         let mut model = self.0.lock();
+        model.calls.merges += 1;
         assert!(pairings.is_sorted_by(|a, b| a.index < b.index), "a batch is in ascending order");
         let mut merged = 0;
         for pairing in pairings {

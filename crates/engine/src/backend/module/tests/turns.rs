@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use kmem::pageonefs::File as Listed;
 
+use super::model::Calls;
 use super::{Rounds, World, scan};
 use crate::backend::module::contents::Contents;
 use crate::backend::module::kernel::MountPoint;
@@ -65,7 +66,7 @@ fn a_user_and_its_subordinates_are_two_however_many_these_are() {
 /// Files of a mount that nobody has mounted.
 fn of_mount() -> Files {
     let files = Files::default();
-    let point = MountPoint { path: "/nowhere".into(), device: 1, domain: String::new() };
+    let point = MountPoint { path: "/nowhere".into(), device: 1, ..MountPoint::default() };
     files.state.lock().mounts.insert(1, Mount::new(point, Arc::new(Contents::new(Seed::random()))));
     files
 }
@@ -207,4 +208,21 @@ fn nothing_is_merged_once_the_engine_stops() {
     let due: Vec<_> = world.files.values().cloned().collect();
     round::merge(&world.shared, &due, |file| Merge::new(&world.shared, file, &world.files), || false);
     assert_eq!(world.fake.0.lock().frames.len(), 0);
+}
+
+#[test]
+fn the_same_pages_in_many_files_cost_a_call_of_each_kind_for_each_file() {
+    const PAGES: u64 = 1200;
+    let calls = |files: u64| {
+        let pages = |file: u64| (file..PAGES).step_by(files as usize).map(|page| 1 + page % 50).collect::<Vec<u64>>();
+        let world = World::new(&(0..files).map(pages).collect::<Vec<_>>(), 10_000);
+        world.rounds(4);
+        let model = world.fake.0.lock();
+        assert_eq!(model.files.values().flatten().filter(|page| page.frame.is_some()).count() as u64, PAGES);
+        model.calls
+    };
+    let few = calls(10);
+    assert!((few.harvests, few.words, few.digests) == (40, 80, 10) && few.merges <= 20, "{few:?}");
+    let many = Calls { harvests: 4 * PAGES, words: 4 * PAGES, digests: PAGES, merges: PAGES };
+    assert_eq!(calls(PAGES), many);
 }

@@ -4,6 +4,7 @@
 #
 #   scripts/lanes/pageonefs.sh [KERNEL-PREFIX [TEST-NAME...]]      e.g. 6.12 lengths; all if nothing is named;
 #                                                                 daemon: the daemon alone; accounts: the fuzzer of accounts
+#   FULL=SECONDS                                                  how long the daemon works on a full mount (10; a release: 600)
 #
 # Exit: 0 all tests passed on every kernel; 1 otherwise, also when a guest crashed or hung or its kernel warned.
 set -euo pipefail
@@ -28,7 +29,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
         accounts) settings='TESTS=none ACCOUNTS=30' ;;
         *) settings=TESTS=$tests ;;
     esac
-    boot "Linux $version" "$kernel" 900 "$settings" || failed=1
+    boot "Linux $version" "$kernel" $((900 + ${FULL:-0})) "$settings FULL=${FULL:-10}" || failed=1
     [ -z "$tests" ] || continue
     # Each guard off: the test of its hazard must fail.
     daemon= pack_guest "$version" y

@@ -58,7 +58,7 @@ kmem_tests() {
 # The daemon's tests that need no guest, as a program, and the programs that they run.
 daemon_tests() {
     programs=$(realpath "${CARGO_TARGET_DIR:-target}/debug")
-    cargo build --quiet -p pageone -p agent -p e2e --bins || fail "the daemon could not be built"
+    cargo build --quiet -p pageone -p agent -p e2e --lib --bins || fail "the daemon could not be built"
     daemon=$(cargo test --quiet -p e2e --test functional --no-run --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*\/functional-[^"]*\)".*/\1/p' | tail -n 1) && [ -x "$daemon" ] ||
         fail "the daemon's tests could not be built"

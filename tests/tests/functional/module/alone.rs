@@ -6,10 +6,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use e2e::{Client, Daemon, eventually, pattern, program, skipped};
+use kmem::memfd::map_shared;
 use serde_json::Value;
+
+use super::both::Mounted;
 
 const PAGES: u64 = 2048;
 const PAGE: usize = kmem::PAGE_SIZE;
@@ -107,10 +110,9 @@ fn claim(mount: &Path, name: &str, len: u64, places: impl Iterator<Item = u64>) 
     file
 }
 
+/// `VmRSS` is behind by up to 64 pages of each thread before Linux 6.2.
 fn resident_kib(pid: i32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
+    kmem::procfs::smaps_rollup(Some(pid)).unwrap().rss
 }
 
 /// Sets it when it goes, also where the test fails.
@@ -141,6 +143,14 @@ impl Drop for Overcommit {
 
 const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
 
+const PAIRS: usize = 4;
+
+/// How often a file was scanned.
+fn scans(daemon: &Daemon, file: &File) -> u64 {
+    let inode = file.metadata().unwrap().ino();
+    eventually("the file is told", Duration::from_secs(30), || told(daemon, inode)?["full_scans"].as_u64())
+}
+
 #[test]
 fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
     let Some(mount) = kmem::pageonefs::mounts().unwrap().into_iter().next() else {
@@ -149,12 +159,21 @@ fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
     // Otherwise no such file can be made.
     let _always = Overcommit::set("1");
     let mut daemon = Daemon::with(&["--merge-period", "0.5"]);
-    let pair = || {
-        let files = ["one", "two"].map(|name| Held::new(&mount.path, name));
-        wait_merged(&mount.path);
-        files
+    let pair = || ["one", "two"].map(|name| Held::new(&mount.path, name));
+    // How long some pairs take, and after how many scans each is merged.
+    let time = || {
+        let mut sum = (0.0, Vec::new());
+        for _ in 0..PAIRS {
+            let files = pair();
+            let begin = Instant::now();
+            wait_merged(&mount.path);
+            sum.0 += begin.elapsed().as_secs_f64();
+            sum.1.push(scans(&daemon, &files[0].file));
+        }
+        sum
     };
-    drop(pair());
+    time();
+    let alone = time();
     let resident = resident_kib(daemon.pid());
     let scattered = (0..200).map(|at| at << 31);
     let claims = [
@@ -162,6 +181,9 @@ fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
         claim(&mount.path, "2^32 pages and one", ((1 << 32) + 1) << 12, [0, 1 << 44].into_iter()),
         claim(&mount.path, "2^52 bytes", 1 << 52, [1 << 40, (1 << 52) - 1].into_iter()),
     ];
+    let beside = time();
+    let ratio = beside.0 / alone.0;
+    println!("files merge in {ratio:.2} of the time beside files of 2^44 to 2^52 bytes: {beside:?}, alone {alone:?}");
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -172,6 +194,7 @@ fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
         });
         let over = Over(&done);
         let files = pair();
+        wait_merged(&mount.path);
         drop(over);
         assert_eq!(files.iter().map(Held::wrong).sum::<usize>(), 0);
         let grown = resident_kib(daemon.pid()).saturating_sub(resident);
@@ -187,26 +210,138 @@ fn a_file_of_any_length_costs_neither_the_others_nor_the_daemon() {
     daemon.signal(libc::SIGTERM);
     eventually("the daemon ends", Duration::from_secs(3), || daemon.has_ended().then_some(()));
     daemon.restart();
-    drop(pair());
+    let files = pair();
+    wait_merged(&mount.path);
     daemon.signal(libc::SIGTERM);
     eventually("the daemon ends", Duration::from_secs(3), || daemon.has_ended().then_some(()));
-    drop(claims);
+    drop((claims, files));
 }
 
+/// The same pages in few files and in many.
 #[test]
 fn many_small_files_are_merged() {
     const FILES: u64 = 12_000;
     let Some(mount) = kmem::pageonefs::mounts().unwrap().into_iter().next() else {
         return skipped("pageonefs is not mounted: `make test-pageonefs` boots guests with it");
     };
-    let _daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let daemon = Daemon::with(&["--merge-period", "0.5"]);
     let directory = mount.path.join("many");
-    std::fs::create_dir(&directory).unwrap();
-    (0..FILES).for_each(|at| std::fs::write(directory.join(at.to_string()), page(at % 500)).unwrap());
-    let begin = std::time::Instant::now();
-    eventually("they are merged", Duration::from_secs(30), || (merged(&mount.path) == FILES).then_some(()));
-    println!("{FILES} files were merged in {:.1} s", begin.elapsed().as_secs_f64());
-    std::fs::remove_dir_all(directory).unwrap();
+    let time = |files: u64| {
+        std::fs::create_dir(&directory).unwrap();
+        let pages =
+            |file: u64| (file..FILES).step_by(files as usize).flat_map(|at| page(at % 500)).collect::<Vec<u8>>();
+        // It finds all of them at once.
+        daemon.signal(libc::SIGSTOP);
+        (0..files).for_each(|file| std::fs::write(directory.join(file.to_string()), pages(file)).unwrap());
+        let last = File::open(directory.join((files - 1).to_string())).unwrap();
+        let begin = Instant::now();
+        daemon.signal(libc::SIGCONT);
+        eventually("they are merged", Duration::from_secs(30), || (merged(&mount.path) == FILES).then_some(()));
+        let elapsed = begin.elapsed().as_secs_f64();
+        let time = (elapsed, scans(&daemon, &last));
+        std::fs::remove_dir_all(&directory).unwrap();
+        drop(last);
+        eventually("they are gone", Duration::from_secs(30), || (merged(&mount.path) == 0).then_some(()));
+        time
+    };
+    let (few, many) = (time(100), time(FILES));
+    let ratio = many.0 / few.0;
+    println!("{FILES} pages merge in {ratio:.2} of the time in as many files: {many:?}, in 100 {few:?}");
+}
+
+#[test]
+fn files_without_pages_are_told_to_nobody_and_merge_once_they_have_some() {
+    let Some(mount) = kmem::pageonefs::mounts().unwrap().into_iter().next() else {
+        return skipped("pageonefs is not mounted: `make test-pageonefs` boots guests with it");
+    };
+    let daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let empty: Vec<File> =
+        (0..300).map(|at| claim(&mount.path, &format!("empty {at}"), 1 << 30, [].into_iter())).collect();
+    let files = ["one", "two"].map(|name| Held::new(&mount.path, name));
+    wait_merged(&mount.path);
+    let clients = |daemon: &Daemon| {
+        let status = daemon.status();
+        let domains = status["domains"].as_array().unwrap();
+        domains.iter().map(|domain| domain["clients"].as_array().map_or(0, Vec::len)).sum::<usize>()
+    };
+    assert_eq!(clients(&daemon), 2);
+    empty[..2].iter().for_each(|file| file.write_all_at(&page(1), 0).unwrap());
+    let wanted = 2 * PAGES + 2 - 100;
+    eventually("their pages are merged, too", Duration::from_secs(60), || {
+        (clients(&daemon) == 4 && merged(&mount.path) > wanted).then_some(())
+    });
+    // They have none any more.
+    empty[..2].iter().for_each(|file| file.set_len(0).unwrap());
+    eventually("they are forgotten", Duration::from_secs(60), || (clients(&daemon) == 2).then_some(()));
+    drop(files);
+}
+
+/// How long it is done that the mount is full: `FULL` seconds, 10 if it is not set.
+fn full_time() -> Duration {
+    Duration::from_secs(std::env::var("FULL").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(10))
+}
+
+/// A page that cannot be had ends this program: SIGBUS.
+#[test]
+fn a_file_as_long_as_its_mount_is_read_and_written_whatever_merges() {
+    const PAGES: usize = 64 << 8;
+    if !kmem::pageonefs::is_loaded() {
+        return skipped("pageonefs is not loaded: `make test-pageonefs` boots guests with it");
+    }
+    let mounted = Mounted::with("size=64M");
+    let _daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let path = mounted.path().join("ram");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.set_len((PAGES * PAGE) as u64).unwrap();
+    let map = map_shared(&file, PAGES * PAGE).unwrap();
+    let contents: Vec<[u8; PAGE]> = (0..70).map(|at| page(1000 + at).try_into().unwrap()).collect();
+    (0..PAGES).for_each(|at| map.write_page(at, &contents[at % 70]));
+    let end = Instant::now() + full_time();
+    let guest = |of: usize| {
+        let mut held: Vec<usize> = (0..PAGES).map(|at| at % 70).collect();
+        let (mut random, mut counts) = (of as u64, [0u64; 3]);
+        while Instant::now() < end {
+            for turn in 0..64usize {
+                // Each thread has its own pages, all over the file.
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let at = (random >> 33) as usize % PAGES / 2 * 2 + of;
+                if turn % 4 == 0 {
+                    held[at] = (held[at] + turn + 1) % 70;
+                    map.write_page(at, &contents[held[at]]);
+                    counts[0] += 1;
+                }
+                counts[1] += 1;
+                counts[2] += u64::from(!map.page_equals(at, &contents[held[at]]));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        counts
+    };
+    let mut thief = 0u64;
+    let (one, two) = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|of| scope.spawn(move || guest(of)));
+        let other = File::create(mounted.path().join("other")).unwrap();
+        while Instant::now() < end {
+            let refused = other.write_all_at(&contents[0], 0).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+            thief += 1;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let [one, two] = threads.map(|thread| thread.join().unwrap());
+        (one, two)
+    });
+    let stats = mounted.stats();
+    let [writes, reads, wrong] = [0, 1, 2].map(|at| one[at] + two[at]);
+    println!(
+        "a full mount, {:?}: {writes} writes, {reads} reads, {wrong} wrong, 0 SIGBUS; {} merges, {} copies; \
+         {thief} pages of another refused",
+        full_time(),
+        stats.merges,
+        stats.copies
+    );
+    assert!(wrong == 0 && stats.merges > 0 && stats.copies > 0, "{stats:?}");
+    drop(map);
+    drop(file);
 }
 
 /// What status says of a file of ours.

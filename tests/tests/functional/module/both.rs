@@ -29,9 +29,12 @@ pub(super) struct Mounted(tempfile::TempDir);
 
 impl Mounted {
     pub(super) fn new(domain: &str) -> Self {
+        Self::with(&format!("domain={domain}"))
+    }
+
+    pub(super) fn with(options: &str) -> Self {
         let here = tempfile::tempdir().unwrap();
-        let options = format!("domain={domain}");
-        let mount = Command::new("mount").args(["-t", "pageonefs", "-o", &options, "none"]).arg(here.path()).status();
+        let mount = Command::new("mount").args(["-t", "pageonefs", "-o", options, "none"]).arg(here.path()).status();
         assert!(mount.unwrap().success());
         Self(here)
     }
@@ -40,7 +43,7 @@ impl Mounted {
         self.0.path()
     }
 
-    fn stats(&self) -> Stats {
+    pub(super) fn stats(&self) -> Stats {
         Mount::open(self.0.path()).unwrap().stats().unwrap()
     }
 }

@@ -252,8 +252,11 @@ pub(crate) fn scan<K: Kind>(shared: &Shared, files: &[Arc<File<K>>]) -> Vec<Arc<
 
 /// Has so many threads work, with this one.
 fn by_threads(threads: usize, work: impl Fn() + Sync) {
+    // 2 MiB, as others have it, would be a huge page where the stack is aligned.
+    let thread = || std::thread::Builder::new().stack_size(1 << 20);
     std::thread::scope(|scope| {
-        (1..threads).for_each(|_| _ = scope.spawn(&work));
+        // Who gets no thread works alone.
+        (1..threads).for_each(|_| _ = thread().spawn_scoped(scope, &work));
         work();
     });
 }

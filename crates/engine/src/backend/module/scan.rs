@@ -61,7 +61,8 @@ impl<K: Kind> File<K> {
     }
 
     /// Takes all dirty bits but those of spared words. Returns up to where: there may be so many
-    /// windows. `size`: as it is listed. It may be longer by now: the kernel names what lies behind.
+    /// windows. `size`: as it is listed. It may be longer by now: the kernel names what lies
+    /// behind.
     fn take_all(&self, spared: &[Run], most: usize, size: u64, stopping: impl Fn() -> bool) -> Result<u32, Errno> {
         let mut bits = [0; WORDS];
         let listed = size.div_ceil(64 * kmem::PAGE_SIZE as u64) * 64;

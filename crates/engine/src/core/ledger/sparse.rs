@@ -55,7 +55,7 @@ impl<S: MergedWith> Part<S> {
         Run::new(run.page + self.first(), run.len)
     }
 
-    /// It becomes a region if it has too many pages for a list with those of the run, which are its.
+    /// It becomes a region if it has too many pages for a list with those of the run, its own.
     fn make_room(&mut self, run: Run, period: u64) -> Result<(), LedgerError> {
         if let List(list) = &self.pages
             && !list.has_room(Run::new(PageNo(run.page.0 % PART), run.len))

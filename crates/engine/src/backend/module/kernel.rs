@@ -17,7 +17,8 @@ pub(crate) trait Kernel: Send + Sync {
     /// Calls `punched` with what became holes, after each run. Pages that are pinned stay.
     fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno>;
 
-    /// Keeps the mount open over some calls, which cost less then. It cannot be unmounted meanwhile.
+    /// Keeps the mount open over some calls, which cost less then. It cannot be unmounted
+    /// meanwhile.
     fn hold(&self) -> Option<Held> {
         None
     }

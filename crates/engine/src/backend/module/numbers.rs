@@ -118,7 +118,8 @@ impl Numbers {
     }
 }
 
-/// Users, with their subordinate ones (`subuid(5)`): whoever has many is one, as a name in that file.
+/// Users, with their subordinate ones (`subuid(5)`): whoever has many is one, as a name
+/// in that file.
 #[derive(Default)]
 pub(super) struct Users {
     /// Where each range begins, where it ends, and which user stands for it.

@@ -29,9 +29,9 @@ use source::{Files, Place};
 const LIMITS: [(&str, usize, usize); 6] = [
     ("circles", 0, 0),
     ("booleans", 20, 50),
-    ("forwarders", 193, 167),
+    ("forwarders", 196, 167),
     ("fields", 3, 6),
-    ("lines", 122_315, 112_000),
+    ("lines", 123_561, 112_000),
     ("words", 63_000, 63_000),
 ];
 

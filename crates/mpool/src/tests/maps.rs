@@ -341,37 +341,55 @@ fn what_was_popular_cools_down_by_the_uses_of_others() {
     }
 }
 
+/// How often the cache looks at uses, in the next test.
+const WATCH: Duration = Duration::from_millis(20);
+
 #[test]
 fn uses_show_in_page_tables() {
+    // While this thread is held up, nobody uses the mblock, and it may go: such a time proves nothing.
+    let known = (0..20).find_map(|_| match one_is_used_and_others_come_once() {
+        Some((stats, longest)) => (longest < 2 * WATCH).then_some(Some(stats)),
+        None => Some(None),
+    });
+    let Some(known) = known else { return println!("SKIPPED: this machine holds up each thread for long") };
+    let Some(stats) = known else { return };
+    assert!(stats.seen_used > 1000, "{stats:?}");
+    assert!(stats.faults < 64, "mblock 0 was evicted although it was in use all the time: {stats:?}");
+    assert!(stats.reaped > 500, "{stats:?}");
+}
+
+/// What the cache did, and the longest time for which mblock 0 was not used. `None`: there is no
+/// cache here.
+fn one_is_used_and_others_come_once() -> Option<(crate::CacheStats, Duration)> {
     let settings = Settings {
         max_bytes: Some(4 << 20),
         low: 0.45,
         high: 0.5,
         floor: 0.05,
-        watch: Some(Duration::from_millis(20)),
+        watch: Some(WATCH),
         ..Settings::default()
     };
-    let Some(cache) = cache(settings) else { return };
+    let cache = cache(settings)?;
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(dir.path(), "maps").unwrap();
     let mib = 1 << 20;
     let ids: Vec<u64> = (0..6).map(|seed| write(&pool, &content(seed, mib))).collect();
     let map = cache.map_touched(&pool, &ids, Temperature::Cold).unwrap();
     map.get(0, 0, mib).unwrap();
-    let mut sum = 0u64;
+    let (mut sum, mut last, mut longest) = (0u64, Instant::now(), Duration::ZERO);
     // mblock 0 is only ever touched from here on; the others come once.
     for index in 1..6 {
         for part in 0..16 {
             map.get(index, part << 16, 1 << 16).unwrap();
             let touched = map.mblock(0).iter().step_by(BLOCK);
             sum += touched.map(|&b| u64::from(b)).sum::<u64>();
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-    let stats = cache.stats();
-    assert!(sum > 0 && stats.seen_used > 1000, "{stats:?}");
-    assert!(stats.faults < 64, "mblock 0 was evicted although it was in use all the time: {stats:?}");
-    assert!(stats.reaped > 500, "{stats:?}");
+    assert!(sum > 0);
+    Some((cache.stats(), longest))
 }
 
 #[test]

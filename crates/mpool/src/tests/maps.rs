@@ -346,7 +346,7 @@ const WATCH: Duration = Duration::from_millis(20);
 
 #[test]
 fn uses_show_in_page_tables() {
-    // While this thread is held up, nobody uses the mblock, and it may go: such a time proves nothing.
+    // While this thread is held up nobody uses the mblock, and it may go: that proves nothing.
     let known = (0..20).find_map(|_| match one_is_used_and_others_come_once() {
         Some((stats, longest)) => (longest < 2 * WATCH).then_some(Some(stats)),
         None => Some(None),

@@ -62,7 +62,8 @@ settings! {
     /// `some avg10`).
     pressure_percent: f64 = 10.0, "percent", NoneOr(100.0);
     /// Memory that must be left for the store to grow, on the host and under every memory cgroup
-    /// limit of the daemon.
+    /// limit of the daemon. Where a client pays for its frames, as much must be left under its
+    /// limits for new ones.
     reserve_mib: u64 = 64, "MiB", Any;
     /// Least memory that must be available, with free swap space, in percent of what all merged
     /// pages would take if they were written: below, nothing more is merged. 0: merging goes on.

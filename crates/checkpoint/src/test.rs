@@ -26,8 +26,25 @@ struct State {
     reads: Option<u64>,
     /// Changes that fail, counted from the start, and whether they are made nevertheless.
     fails: Option<(std::ops::Range<u64>, bool)>,
+    /// What becomes of reads when a change has failed.
+    then: Then,
+    /// File and block of the last write, and the block that cannot be read.
+    last: Option<(String, u64)>,
+    bad: Option<(String, u64)>,
     /// Called before the next change.
     next: Option<Box<dyn FnOnce() + Send>>,
+}
+
+/// What becomes of reads when a change has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Then {
+    /// They go on.
+    #[default]
+    All,
+    /// The block that was written last before cannot be read.
+    ButTheLast,
+    /// None can be made.
+    None,
 }
 
 /// The storage: files by the paths of their directories and their names.
@@ -49,6 +66,11 @@ impl Memory {
     /// These changes fail, and are made nevertheless if they are `done`.
     pub fn fail(&self, changes: std::ops::Range<u64>, done: bool) {
         self.0.lock().fails = Some((changes, done));
+    }
+
+    /// What becomes of reads when a change has failed.
+    pub fn then(&self, then: Then) {
+        self.0.lock().then = then;
     }
 
     /// Changes so far.
@@ -79,6 +101,12 @@ impl Memory {
         }
         match fails {
             Some(done) => {
+                match state.then {
+                    Then::All => {}
+                    Then::ButTheLast if state.bad.is_some() => {}
+                    Then::ButTheLast => state.bad = state.last.clone(),
+                    Then::None => state.reads = Some(0),
+                }
                 let _ = done.then(|| change(&mut state.files));
                 Err(io::Error::from_raw_os_error(libc::EIO))
             }
@@ -215,6 +243,10 @@ impl MediumFile for Handle {
             Some(left) => *left -= 1,
             None => {}
         }
+        let is_bad = |(name, at): &(String, u64)| *name == self.1 && (offset..offset + into.len() as u64).contains(at);
+        if state.bad.as_ref().is_some_and(is_bad) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let file = file(&mut state.files, &self.1)?;
         if offset + into.len() as u64 > file.len {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -224,7 +256,9 @@ impl MediumFile for Handle {
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> io::Result<()> {
-        self.0.change(|files| file(files, &self.1).map(|file| file.write(from, offset)))
+        self.0.change(|files| file(files, &self.1).map(|file| file.write(from, offset)))?;
+        self.0.0.lock().last = Some((self.1.clone(), offset));
+        Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -201,15 +201,16 @@ fn thread_run_time(pid: i32, tid: i32) -> io::Result<Duration> {
 /// has started: another clone's program would have them too.
 static INHERITED: Mutex<()> = Mutex::new(());
 
+fn make(what: &Path) -> impl FnOnce(io::Error) -> CloneError + use<> {
+    let what = what.to_owned();
+    move |source| CloneError::Make { what, source }
+}
+
 /// Starts a clone, whose own files are in `directory`, which is made.
 ///
 /// # Errors
-/// If it does not run. Then QEMU has ended; what it said is in the directory.
+/// If it does not run. Then QEMU has ended, and the directory is gone, if this has made it.
 pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneError> {
-    let make = |what: &Path| {
-        let what = what.to_owned();
-        move |source| CloneError::Make { what, source }
-    };
     let description = &options.record.description;
     // QEMU would end, with a sentence that does not help.
     let ram = [&description.words[..], options.extra].concat();
@@ -222,6 +223,12 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
         return Err(CloneError::Socket(own::socket(directory)));
     }
     std::fs::create_dir(directory).map_err(make(directory))?;
+    start_in(options, directory).inspect_err(|_| drop(std::fs::remove_dir_all(directory)))
+}
+
+/// Starts a clone in its directory, which is there.
+fn start_in(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneError> {
+    let description = &options.record.description;
     for (number, disk) in description.disks.iter().enumerate() {
         check_image(disk)?;
         let image = overlay(directory, number);
@@ -376,7 +383,7 @@ fn resume(
 
 /// The names in QEMU's list of the ends of its networks: cards, and below each what it leads to.
 fn ends(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter_map(|line| Some(line.split_once(": index=")?.0.trim_start_matches([' ', '\\'])))
+    text.lines().filter_map(|line| line.split_once(": index=")?.0.rsplit([' ', '\\']).next())
 }
 
 /// Sees that the image of a disk is there.
@@ -410,6 +417,8 @@ mod tests {
     fn all_ends_of_networks_are_known() {
         let text = "e1000.0: index=0,type=nic,model=e1000\r\n \\ #net069: index=0,type=user,net=10.0.2.0\r\ncard: index=0,type=nic\r\n";
         assert_eq!(ends(text).collect::<Vec<_>>(), ["e1000.0", "#net069", "card"]);
+        let hub = "hub 0\r\n \\ hub0port1: #net144: index=0,type=user\r\n \\ hub0port0: e1000.0: index=0,type=nic\r\n";
+        assert_eq!(ends(hub).collect::<Vec<_>>(), ["#net144", "e1000.0"]);
     }
 
     #[test]
@@ -444,7 +453,12 @@ mod tests {
         let error = refused("sh", &image, "none/b", &[]);
         assert!(matches!(error, CloneError::Make { .. }), "{error}");
         assert!(error.to_string().ends_with("none/b for the clone"), "{error}");
+        // What is there already is another's.
+        std::fs::create_dir(dir.path().join("b")).unwrap();
+        let error = refused("sh", &image, "b", &[]);
+        assert!(error.to_string().ends_with("b for the clone") && dir.path().join("b").exists(), "{error}");
         let error = refused("sh", Path::new("/nonexistent/disk"), "c", &[]);
+        assert!(!dir.path().join("c").exists());
         assert!(matches!(error, CloneError::Image { .. }), "{error}");
         assert!(error.to_string().starts_with("the image /nonexistent/disk is missing or no qcow2"), "{error}");
         let error = refused("/nonexistent/qemu", &image, "d", &[]);

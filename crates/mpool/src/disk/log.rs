@@ -230,7 +230,9 @@ impl Log {
         } else if opened.no_header {
             log.broken = Some(Damage { object, offset: 0, what: NO_HEADER });
         }
-        let (gaps, durable, torn) = (walk.gaps, walk.durable, walk.torn);
+        // What one file cannot read behind the end goes, too: it would be there again when it can.
+        let unread = copies.iter().flat_map(|copy| &copy.bad).any(|at| at + BLOCK as u64 > DATA + walk.end);
+        let (gaps, durable, torn) = (walk.gaps, walk.durable, walk.torn || unread);
         opened.mending = Some(Mending { copies, whole, gaps, durable, torn });
         Ok(Some((log, opened)))
     }

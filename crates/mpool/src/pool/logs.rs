@@ -64,6 +64,10 @@ impl Mdc {
         }
         let class = claim.inner.class(claim.record.class)?;
         let (pair, found) = open_mdc(&class, claim)?;
+        // What cannot be read now may be there all the same.
+        if let Some(damage) = found.damage.last().filter(|_| found.lost > 0) {
+            return Err(damage.clone().into());
+        }
         (self.0.log, self.0.damage, self.0.cursor) = (pair, found.damage, 0);
         Ok(true)
     }

@@ -120,8 +120,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (attached, template) = (args.count == 1, template.as_ref());
     let links = if args.links_down { Links::Down } else { Links::Kept };
     let options = Options { record: &record, ram, extra: &args.extra, force: args.force, attached, links, template };
-    let name = format!("{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
-    let directories: Vec<PathBuf> = (1..=args.count).map(|number| files.join(format!("{name}-{number}"))).collect();
+    let directories = new_directories(&files, &args.snapshot.name, args.count);
     let start = || start_all(&options, &directories, &working_set);
     let (mut clones, failed) = watch.during(start).unwrap_or_else(|| (Vec::new(), vec![panicked()]));
     wait(&mut clones, &ends, &mut watch, &mut source);
@@ -278,13 +277,20 @@ pub(super) fn directory(files: Option<&Path>, of: &Which) -> Result<PathBuf> {
     Ok(files)
 }
 
+/// Directories for clones that are not there yet: a process had this one's number before, perhaps.
+fn new_directories(files: &Path, snapshot: &str, count: u32) -> Vec<PathBuf> {
+    let name = format!("{}-{}", snapshot::file_name(snapshot), std::process::id());
+    let named = |name: String| (1..=count).map(|number| files.join(format!("{name}-{number}"))).collect::<Vec<_>>();
+    let first = named(name.clone());
+    let others = (2..=u32::MAX).map(|time| named(format!("{name}.{time}")));
+    let is_new = |all: &Vec<PathBuf>| !all.iter().any(|directory| directory.exists());
+    std::iter::once(first).chain(others).find(is_new).unwrap_or_default()
+}
+
 /// Starts a clone, says so, and has its clock set.
 fn one(options: &Options<'_>, directory: &Path) -> Result<Started> {
     let begin = Instant::now();
-    let mut clone = start(options, directory).inspect_err(|_| {
-        // What QEMU said is in the error.
-        let _ = std::fs::remove_dir_all(directory);
-    })?;
+    let mut clone = start(options, directory)?;
     let ms = begin.elapsed().as_secs_f64() * 1e3;
     if !clone.differences.is_empty() {
         output::note!("forced: {}", clone.differences.join("; "));
@@ -363,5 +369,19 @@ fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch, source: &mut
             segments.watch();
         }
         std::thread::sleep(NAP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_an_earlier_clone_are_not_a_new_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = new_directories(dir.path(), "one", 2);
+        std::fs::create_dir(&first[1]).unwrap();
+        let second = new_directories(dir.path(), "one", 2);
+        assert!(second.len() == 2 && second.iter().all(|new| !first.contains(new)), "{second:?}");
     }
 }

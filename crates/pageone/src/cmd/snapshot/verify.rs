@@ -82,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
 /// Lets a clone run for this time; gives whether it has an agent, which answers. Its files stay if
 /// it does not work then: what it has said is among them.
 fn go_on(options: &Options<'_>, directory: &Path, time: Duration) -> Result<bool> {
-    let mut clone = start(options, directory).inspect_err(|_| drop(std::fs::remove_dir_all(directory)))?;
+    let mut clone = start(options, directory)?;
     let verified = clone.verify(time).map_err(anyhow::Error::from).and_then(|()| Ok(clone.ping()?.is_none()));
     clone.process.kill();
     let agent = verified?;

@@ -270,12 +270,11 @@ impl Catalog {
             mdc.append(&records, false)?;
             mdc.end_compaction()
         };
-        // Both lists say the same: whichever there is, is right.
-        if let Err(error) = compact(&mut self.mdc) {
-            self.unknown = self.mdc.open_again().is_err();
-            return Err(error.into());
-        }
+        // Both lists say the same: whichever there is, is right. The lower format may be there.
         self.format = format;
-        Ok(())
+        compact(&mut self.mdc).map_err(|error| {
+            self.unknown = self.mdc.open_again().is_err();
+            error.into()
+        })
     }
 }

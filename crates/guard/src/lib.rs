@@ -16,35 +16,42 @@
 //! that comes back later hears of that by [`Guard::runs`]: what it has copied is worth nothing,
 //! since the guest ran meanwhile.
 //!
-//! Ctrl-Z in the command waits until nothing stands. The guard is the calling program itself,
-//! started with words that have it call [`run`].
+//! Ctrl-Z in the command waits until nothing stands. A guard that is stopped is continued when the
+//! command waits for it. If both are killed, the next command does the guard's work ([`mend`]). The
+//! guard is the calling program itself, started with words that have it call [`run`].
 
 mod alone;
 mod first;
 mod hold;
+mod mark;
 mod serve;
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::Conn;
+use mark::Mark;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use alone::stand_alone;
 pub use first::First;
+pub use mark::Hold;
 pub use serve::run;
 
 /// How long a guest stands at most without a beat, if nothing else is promised.
 pub const PROMISE: Duration = Duration::from_secs(60);
 /// How long a guard may take to answer: on a busy host it starts late.
 const ANSWER: Duration = Duration::from_secs(60);
+/// How long a command waits until what another one has left is put back.
+const MENDING: Duration = Duration::from_secs(2);
 /// The longest message, bytes: the paths of a guest's disks.
 const MAX_MESSAGE: usize = 128 << 10;
 /// What the guard answers.
@@ -65,6 +72,15 @@ pub enum GuardError {
          nothing; try again"
     )]
     LetGo,
+    /// It was stopped, and frozen or starved after that.
+    #[error("the guard does not answer, so it is not known whether the guest was let go on meanwhile; try again")]
+    Silent,
+    /// Nothing may be stopped then.
+    #[error("cannot note what this command is about to stop")]
+    Note(#[source] io::Error),
+    /// Another command is at work on it.
+    #[error("what was left cannot be put back now; the next command tries it again")]
+    Held(#[source] io::Error),
 }
 
 /// How something was stopped, and so is put back. A guard watches one of each.
@@ -83,6 +99,8 @@ pub enum Stopped {
 /// What the command says.
 #[derive(Serialize, Deserialize)]
 enum Message {
+    /// With a descriptor of the note at this path, which is locked.
+    Note(PathBuf),
     /// With a descriptor of the process, and those that it holds.
     Watch {
         pid: i32,
@@ -107,6 +125,7 @@ struct Standing {
 pub struct Guard {
     link: Option<Conn>,
     child: Option<Child>,
+    mark: Option<Mark>,
     #[cfg(feature = "testing")]
     thread: Option<std::thread::JoinHandle<io::Result<()>>>,
     standing: Mutex<Option<Standing>>,
@@ -126,10 +145,27 @@ impl Guard {
         Ok(Self {
             link: Some(ours),
             child: Some(child.map_err(GuardError::Start)?),
+            mark: None,
             #[cfg(feature = "testing")]
             thread: None,
             standing: Mutex::new(None),
         })
+    }
+
+    /// Notes in this directory, which nobody else may write to, what is watched from now on.
+    ///
+    /// # Errors
+    /// [`GuardError::Note`].
+    pub fn note_in(&mut self, directory: &Path) -> Result<(), GuardError> {
+        let guard = self.child.as_ref().map_or(0, |child| child.id() as i32);
+        let mark = Mark::make(directory, guard).map_err(GuardError::Note)?;
+        self.take_note(mark).map_err(GuardError::NotReady)
+    }
+
+    fn take_note(&mut self, mark: Mark) -> io::Result<()> {
+        self.send(&Message::Note(mark.path.clone()), &[mark.file.as_fd()])?;
+        self.mark = Some(mark);
+        Ok(())
     }
 
     /// A guard that is a thread of this process, and so does not outlive it. Nothing is put back by
@@ -138,8 +174,8 @@ impl Guard {
     #[doc(hidden)]
     pub fn thread() -> Self {
         let (ours, theirs) = Conn::pair().expect("a pair of sockets");
-        let thread = Some(std::thread::spawn(move || serve::serve(&theirs, &|_, _| {})));
-        Self { link: Some(ours), child: None, thread, standing: Mutex::new(None) }
+        let thread = Some(std::thread::spawn(move || serve::serve(&theirs, &|_, _| true)));
+        Self { link: Some(ours), child: None, mark: None, thread, standing: Mutex::new(None) }
     }
 
     /// Has the guard put this back, in place of another one that was stopped in the same way. It
@@ -154,6 +190,10 @@ impl Guard {
         process: &PidFd,
         held: &[BorrowedFd<'_>],
     ) -> Result<(), GuardError> {
+        // What is traced runs when nobody traces it.
+        if let Some(mark) = self.mark.as_ref().filter(|_| !matches!(stopped, Stopped::Trace)) {
+            mark.add(pid, &stopped).map_err(GuardError::Note)?;
+        }
         let fds: Vec<BorrowedFd<'_>> = [process.as_fd()].into_iter().chain(held.iter().copied()).collect();
         self.ask(&Message::Watch { pid, stopped }, &fds).map_err(GuardError::NotReady)
     }
@@ -201,13 +241,29 @@ impl Guard {
     pub fn runs(&self) -> Result<(), GuardError> {
         let answer = self.ask(&Message::Runs, &[]);
         *self.standing() = None;
-        answer.map_err(|_| GuardError::LetGo)
+        answer.map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => GuardError::Silent,
+            _ => GuardError::LetGo,
+        })
     }
 
     /// There is nothing to put back any more.
     pub fn done(&self) {
         // A guard that was killed has nothing to do either.
         let _ = self.ask(&Message::Done, &[]);
+        if let Some(mark) = &self.mark {
+            mark.remove();
+        }
+    }
+
+    /// Continues the guard, if it was stopped.
+    fn wake(&self) {
+        if let Some(pid) = self.child.as_ref().map(|child| child.id() as i32)
+            && serve::is_stopped(pid)
+        {
+            let pid = rustix::process::Pid::from_raw(pid);
+            let _ = pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::CONT));
+        }
     }
 
     fn standing(&self) -> std::sync::MutexGuard<'_, Option<Standing>> {
@@ -228,17 +284,63 @@ impl Guard {
                 Some(len) if answer[..len] == *YES => return Ok(()),
                 Some(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 None if Instant::now() >= end => return Err(io::ErrorKind::TimedOut.into()),
-                None => wait(link, Some(end.saturating_duration_since(Instant::now()))),
+                None => {
+                    wait(link, Some(serve::LOOK));
+                    self.wake();
+                }
             }
         }
     }
+}
+
+impl Guard {
+    /// Gives whether it has ended within this time.
+    fn wait_for_its_end(&mut self, limit: Option<Duration>) -> bool {
+        let start = Instant::now();
+        while let Some(Ok(None)) = self.child.as_mut().map(Child::try_wait) {
+            if limit.is_some_and(|limit| start.elapsed() > limit) {
+                return false;
+            }
+            self.wake();
+            std::thread::sleep((start.elapsed() / 8).clamp(Duration::from_micros(100), serve::LOOK));
+        }
+        true
+    }
+}
+
+/// Puts back what commands have left that were killed together with their guards, as their notes in
+/// this directory say. `words` as for [`Guard::start`]; `hold`: what the guard is to hold until it
+/// has put back a [`Stopped::Qmp`]. Gives the processes, and whether each is put back already: a
+/// guard may be left to go on with that.
+pub fn mend(words: &[OsString], directory: &Path, hold: Hold<'_>) -> Vec<(i32, Result<bool, GuardError>)> {
+    let one = |left: mark::Left| {
+        let pid = left.watched[0].0;
+        let mended = || {
+            let mut guard = Guard::start(words)?;
+            for (pid, process, stopped) in left.watched {
+                let held = match &stopped {
+                    Stopped::Qmp(task) => hold(task).map_err(GuardError::Held)?,
+                    _ => Vec::new(),
+                };
+                let held: Vec<BorrowedFd<'_>> = held.iter().map(OwnedFd::as_fd).collect();
+                guard.watch(stopped, pid, &process, &held)?;
+            }
+            guard.take_note(left.mark).map_err(GuardError::NotReady)?;
+            drop(guard.link.take());
+            let has_ended = guard.wait_for_its_end(Some(MENDING));
+            guard.child = None;
+            Ok(has_ended)
+        };
+        (pid, mended())
+    };
+    mark::left(directory).into_iter().map(one).collect()
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         drop(self.link.take());
         // It does not end before what it watches is seen running, or is gone.
-        let _ = self.child.take().map(|mut child| child.wait());
+        self.wait_for_its_end(None);
         #[cfg(feature = "testing")]
         let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use kmem::peer::Peer;
@@ -14,13 +15,13 @@ use serde_json::Value;
 use crate::{MAX_MESSAGE, Message, Stopped, YES, alone, descriptors, first, wait};
 
 /// Time between two looks at the command while something stands.
-const LOOK: Duration = Duration::from_millis(50);
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
 /// How long a command that was continued may take to let go what it traces.
 const CONTINUED: Duration = Duration::from_secs(10);
 
 /// What QEMU's monitor puts back: the task, and whether the guest is gone. It returns when the
-/// guest runs, or is gone.
-pub(crate) type Undo<'a> = &'a dyn Fn(&Value, &dyn Fn() -> bool);
+/// guest runs, or is gone, and gives whether all is put back.
+pub(crate) type Undo<'a> = &'a dyn Fn(&Value, &dyn Fn() -> bool) -> bool;
 
 /// Something that is watched.
 struct Watched {
@@ -33,11 +34,12 @@ struct Watched {
 }
 
 /// The guard's process. `undo` puts back what [`Stopped::Qmp`] describes: it is called with that,
-/// and with a function that says whether the guest is gone. It returns when the guest runs.
+/// and with a function that says whether the guest is gone. It returns when the guest runs, and
+/// gives whether all is put back. If not, the next command tries it.
 ///
 /// # Errors
 /// If standard input is not a command's socket.
-pub fn run(undo: impl Fn(&Value, &dyn Fn() -> bool)) -> io::Result<()> {
+pub fn run(undo: impl Fn(&Value, &dyn Fn() -> bool) -> bool) -> io::Result<()> {
     alone::stand_alone();
     let link = Conn::from_fd(io::stdin().as_fd().try_clone_to_owned()?);
     serve(&link, &undo)
@@ -46,22 +48,24 @@ pub fn run(undo: impl Fn(&Value, &dyn Fn() -> bool)) -> io::Result<()> {
 /// Listens until there is nothing to put back any more, or that is done.
 pub(crate) fn serve(link: &Conn, undo: Undo<'_>) -> io::Result<()> {
     let command = Peer::of(link)?;
-    let mut watched: Vec<Watched> = Vec::new();
-    if listen(link, command.pid, &mut watched) {
+    let (mut watched, mut mark): (Vec<Watched>, _) = (Vec::new(), None);
+    if listen(link, command.pid, &mut watched, &mut mark) {
         return Ok(());
     }
     let command = PidFd::open(command.pid).ok().map(|process| (command.pid, process));
     // The command hears that it is too late.
     let _ = rustix::net::shutdown(link, Shutdown::Both);
     watched.sort_by_key(|one| rank(&one.stopped));
-    for one in watched {
-        one.put_back(command.as_ref(), undo);
+    // All of them, also if one fails.
+    let left = watched.iter().filter(|one| !one.put_back(command.as_ref(), undo)).count();
+    if let (0, Some((path, _))) = (left, mark) {
+        let _ = std::fs::remove_file(path);
     }
     Ok(())
 }
 
 /// Whether the command has said that there is nothing to put back.
-fn listen(link: &Conn, command: i32, watched: &mut Vec<Watched>) -> bool {
+fn listen(link: &Conn, command: i32, watched: &mut Vec<Watched>, mark: &mut Option<(PathBuf, OwnedFd)>) -> bool {
     let mut buffer = vec![0; MAX_MESSAGE];
     let mut promise = None;
     let mut end = Instant::now();
@@ -76,8 +80,10 @@ fn listen(link: &Conn, command: i32, watched: &mut Vec<Watched>) -> bool {
                 continue;
             }
         };
-        let is_asked = !matches!(message, Ok(Message::Beat | Message::Stands { .. }));
+        let is_asked = !matches!(message, Ok(Message::Note(_) | Message::Beat | Message::Stands { .. }));
         match message {
+            // The lock is held by its descriptor.
+            Ok(Message::Note(path)) => *mark = fds.pop().map(|fd| (path, fd)),
             Ok(Message::Watch { pid, stopped }) => {
                 let Some((process, held)) = descriptors(fds) else { return false };
                 watched.retain(|one| rank(&one.stopped) != rank(&stopped));
@@ -111,7 +117,7 @@ fn rank(stopped: &Stopped) -> u8 {
 }
 
 /// Whether the process is stopped by a signal. A debugger's stops are short as a rule.
-fn is_stopped(pid: i32) -> bool {
+pub(crate) fn is_stopped(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name, in parentheses, may hold any characters.
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
@@ -127,7 +133,7 @@ fn tracer(pid: i32) -> Option<i32> {
 }
 
 impl Watched {
-    fn put_back(&self, command: Option<&(i32, PidFd)>, undo: Undo<'_>) {
+    fn put_back(&self, command: Option<&(i32, PidFd)>, undo: Undo<'_>) -> bool {
         match &self.stopped {
             Stopped::Signal => self.continue_it(),
             Stopped::Trace => self.have_it_let_go(command),
@@ -136,9 +142,10 @@ impl Watched {
                     // The command may be stopped, and QEMU serves one client. A file is no socket.
                     let _ = rustix::net::shutdown(fd, Shutdown::Both);
                 }
-                undo(task, &|| self.process.has_exited());
+                return undo(task, &|| self.process.has_exited());
             }
         }
+        true
     }
 
     fn continue_it(&self) {

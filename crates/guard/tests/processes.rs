@@ -24,15 +24,15 @@ fn words(name: &str) -> Vec<std::ffi::OsString> {
 }
 
 /// What puts back what is stopped by QEMU's monitor: waits for one file, and makes another one.
-fn undo(task: &Value, is_gone: &dyn Fn() -> bool) {
+fn undo(task: &Value, is_gone: &dyn Fn() -> bool) -> bool {
     let path = |name: &str| Path::new(task[name].as_str().unwrap()).to_owned();
     while !path("wait").exists() {
         if is_gone() {
-            return;
+            return true;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    fs::write(path("make"), "").unwrap();
+    fs::write(path("make"), "").is_ok()
 }
 
 #[test]
@@ -60,7 +60,10 @@ fn the_command() {
     for fd in [&read, &write] {
         rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).unwrap();
     }
-    let guard = Guard::start(&words("the_guard")).unwrap();
+    let mut guard = Guard::start(&words("the_guard")).unwrap();
+    if let Some(notes) = how["notes"].as_str() {
+        guard.note_in(Path::new(notes)).unwrap();
+    }
     let stopped = match how["kind"].as_str().unwrap() {
         "trace" => Stopped::Trace,
         "qmp" => Stopped::Qmp(how.clone()),
@@ -303,6 +306,76 @@ fn a_thread_whose_tracer_is_killed_runs() {
     eventually("it stands", || state(place.sleeper.id()) == Some('t'));
     place.command.kill().unwrap();
     place.expect_running("the kernel lets it go");
+}
+
+/// Looks for what was left, as the next command does.
+fn mend(notes: &Path) -> Vec<bool> {
+    // SAFETY: no other test of this process reads the variable, which only the guard needs.
+    unsafe { std::env::set_var(PID, "0") };
+    let mended = guard::mend(&words("the_guard"), notes, &|_| Ok(Vec::new()));
+    mended.into_iter().map(|(_, done)| done.unwrap()).collect()
+}
+
+#[test]
+fn what_a_command_left_that_was_killed_with_its_guard_is_put_back_by_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (notes, wait, make) = (dir.path().join("notes"), dir.path().join("wait"), dir.path().join("made/it"));
+    let kill = |place: &mut Place| {
+        for pid in [place.command.id(), place.guards()[0]] {
+            signal(pid, libc::SIGSTOP);
+            signal(pid, libc::SIGKILL);
+        }
+        place.command.wait().unwrap();
+    };
+    let left = || fs::read_dir(&notes).unwrap().count();
+    let mut place = start(json!({ "kind": "signal", "notes": notes }));
+    place.hear("stands");
+    assert!(mend(&notes).is_empty() && left() == 1, "command and guard live");
+    kill(&mut place);
+    assert_eq!(state(place.sleeper.id()), Some('T'));
+    eventually("the note is nobody's", || mend(&notes) == [true]);
+    place.expect_running("the process goes on");
+    assert_eq!(left(), 0);
+    // What cannot be put back yet is tried again.
+    let mut place = start(json!({ "kind": "qmp", "notes": notes, "wait": wait, "make": make }));
+    place.hear("stands");
+    kill(&mut place);
+    fs::write(&wait, "").unwrap();
+    eventually("the note is nobody's", || mend(&notes) == [true]);
+    assert_eq!(left(), 1);
+    fs::create_dir(dir.path().join("made")).unwrap();
+    assert_eq!((mend(&notes), left()), (vec![true], 0));
+    assert!(make.exists());
+    // A process that is gone leaves nothing, and a command that is done neither.
+    let mut place = start(json!({ "kind": "qmp", "notes": notes, "wait": "/nonexistent/wait", "make": make }));
+    place.hear("stands");
+    kill(&mut place);
+    drop(place);
+    eventually("the note is nobody's", || mend(&notes).is_empty() && left() == 0);
+    let mut place = start(json!({ "kind": "signal", "notes": notes }));
+    place.hear("stands");
+    ["go on", "done"].iter().for_each(|line| place.tell(line));
+    eventually("the note is removed", || left() == 0);
+}
+
+#[test]
+fn a_guard_that_is_stopped_is_continued_by_its_command_or_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut place = start(json!({ "kind": "signal", "notes": dir.path() }));
+    place.hear("stands");
+    signal(place.guards()[0], libc::SIGSTOP);
+    place.tell("go on");
+    place.hear("held");
+    let mut place = start(json!({ "kind": "signal", "notes": dir.path() }));
+    place.hear("stands");
+    let guard = place.guards()[0];
+    signal(guard, libc::SIGSTOP);
+    eventually("it is stopped", || state(guard) == Some('T'));
+    place.command.kill().unwrap();
+    place.command.wait().unwrap();
+    assert_eq!(state(place.sleeper.id()), Some('T'));
+    mend(dir.path());
+    place.expect_running("the process goes on");
 }
 
 #[test]

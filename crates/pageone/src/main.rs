@@ -109,7 +109,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::try_parse() {
-        Ok(cli) => check_pages(&cli.command, kmem::page_size()).and_then(|()| run_command(cli)),
+        Ok(cli) => check_pages(&cli.command, kmem::page_size()).and_then(|()| mend_and_run(cli)),
         Err(wrong) if wrong.use_stderr() => wrong.exit(),
         Err(help) => help.print().map_err(|error| StdoutError::from(error).into()),
     };
@@ -153,6 +153,18 @@ fn check_pages(command: &Command, found: usize) -> anyhow::Result<()> {
         return Ok(());
     }
     Ok(kmem::check_page_size(found).map_err(|e| Coded(Code::HostLacks, e.to_string()))?)
+}
+
+/// Runs a command. What an earlier one has left is put back first, and what this one leaves after
+/// it.
+fn mend_and_run(cli: Cli) -> anyhow::Result<()> {
+    use Command::{Generate, Guard, PprGuard, Run, SnapshotServer};
+    if matches!(cli.command, Guard | PprGuard { .. } | SnapshotServer { .. } | Run(_) | Generate(_)) {
+        return run_command(cli);
+    }
+    let dir = cli.dir.clone();
+    paths::mend(dir.as_deref());
+    run_command(cli).inspect_err(|_| paths::mend(dir.as_deref()))
 }
 
 fn run_command(cli: Cli) -> anyhow::Result<()> {

@@ -51,6 +51,15 @@ pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Makes a directory of this user, where it is missing.
+fn make_own(dir: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    // Only root's daemon is for other users, too.
+    let mode = if uid() == 0 { 0o755 } else { 0o700 };
+    let created = std::fs::DirBuilder::new().recursive(true).mode(mode).create(dir);
+    created.with_context(|| format!("cannot create {}", dir.display()))
+}
+
 /// Opens a log in a directory of this user, to append to; makes both where they are missing.
 /// Nothing that another user has put there is followed or written to, at whatever moment.
 ///
@@ -60,12 +69,9 @@ pub(crate) fn check_owner(dir: &Path) -> Result<()> {
 /// is a link.
 pub(crate) fn open_log(dir: &Path, name: &str) -> Result<std::fs::File> {
     use rustix::fs::{Mode, OFlags};
-    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+    use std::os::unix::fs::MetadataExt;
     let path = dir.join(name);
-    // Only root's daemon is for other users, too.
-    let mode = if uid() == 0 { 0o755 } else { 0o700 };
-    let created = std::fs::DirBuilder::new().recursive(true).mode(mode).create(dir);
-    created.with_context(|| format!("cannot create {}", dir.display()))?;
+    make_own(dir)?;
     let cannot = || format!("cannot write {}", path.display());
     // What is checked is what is used: the name may lead elsewhere a moment later.
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -95,10 +101,48 @@ pub(crate) fn template_library() -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
+/// Where it is noted what this user's commands stop: in the directory of the sockets, if it is the
+/// user's.
+fn notes(dir: Option<&Path>) -> Result<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let is_own = |dir: &&Path| std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid());
+    let dir = dir.filter(is_own).map_or_else(own_directory, Path::to_owned);
+    check_owner(&dir)?;
+    Ok(dir.join("stopped"))
+}
+
+/// The words that start a guard.
+fn guard_words() -> Result<[std::ffi::OsString; 2]> {
+    Ok([std::env::current_exe().context("cannot find this program")?.into(), "guard".into()])
+}
+
 /// A process that lets go on what this command is about to stop.
-pub(crate) fn guard() -> Result<guard::Guard> {
-    let own = std::env::current_exe().context("cannot find this program")?;
-    Ok(guard::Guard::start(&[own.into(), "guard".into()])?)
+pub(crate) fn guard(dir: Option<&Path>) -> Result<guard::Guard> {
+    let mut guard = guard::Guard::start(&guard_words()?)?;
+    let noted = notes(dir).and_then(|notes| {
+        make_own(notes.parent().unwrap_or(Path::new("/")))?;
+        Ok(guard.note_in(&notes)?)
+    });
+    if let Err(error) = noted {
+        output::note!(
+            "{error:#}: if this command and its guard are both killed (kill -9) while a guest stands, no later command \
+             lets it go on"
+        );
+    }
+    Ok(guard)
+}
+
+/// Puts back what commands have left that were killed together with their guards, and says so.
+pub(crate) fn mend(dir: Option<&Path>) {
+    let Some((notes, words)) = notes(dir).ok().zip(guard_words().ok()) else { return };
+    for (pid, mended) in guard::mend(&words, &notes, &snapshot::lock_of) {
+        let outcome = match mended {
+            Ok(true) => "it is put back, and goes on if it ran".into(),
+            Ok(false) => "it is being put back".into(),
+            Err(error) => format!("{:#}", anyhow::Error::from(error)),
+        };
+        output::note!("process {pid} was left by a command that was killed together with its guard: {outcome}");
+    }
 }
 
 /// The library that is loaded into clients: `PAGEONE_AGENT`, else beside this program, else where

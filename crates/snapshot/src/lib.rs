@@ -36,4 +36,4 @@ pub use facts::Facts;
 pub use monitor::MonitorError;
 pub use prepare::{PrepareError, Prepared, memory, prepare};
 pub use stream::StreamError;
-pub use undo::{UndoError, put_back};
+pub use undo::{UndoError, lock_of, put_back};

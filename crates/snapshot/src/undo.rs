@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PAUSES_FI
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause between two tries to put a guest back.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// States from which `cont` leads nowhere: the guest has ended, or must be reset.
 const FINAL: [&str; 4] = ["shutdown", "guest-panicked", "internal-error", "watchdog"];
 
@@ -123,9 +123,9 @@ impl Task {
 }
 
 /// The guard's part: puts a guest back, tries until it goes on or is gone, and says on standard
-/// error if that takes long. `task` is a [`Task`].
-pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) {
-    let Ok(task) = Task::deserialize(task) else { return };
+/// error if that takes long. `task` is a [`Task`]. Gives whether all is put back.
+pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) -> bool {
+    let Ok(task) = Task::deserialize(task) else { return false };
     let (start, mut runs, mut is_said) = (Instant::now(), None, false);
     loop {
         // QEMU serves one client, and hears of its end when it comes to it.
@@ -134,14 +134,15 @@ pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) {
             runs.get_or_insert_with(Instant::now);
             task.undo_settings(&mut qmp)
         });
-        let Err(error) = undone else { return };
+        let Err(error) = undone else { return true };
         if is_gone() {
-            return;
+            return true;
         }
         let pid = task.pid;
         match runs {
             Some(since) if since.elapsed() > PATIENCE => {
-                return output::note!("guest {pid} runs, but is not put back: {error}");
+                output::note!("guest {pid} runs, but is not put back: {error}; the next command tries it again");
+                return false;
             }
             None if start.elapsed() > PATIENCE && !is_said => {
                 is_said = true;
@@ -153,6 +154,16 @@ pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) {
     }
 }
 
+/// What the guard is to hold while it puts back what a task says.
+///
+/// # Errors
+/// If the guest is being stored, or cannot be locked.
+pub fn lock_of(task: &Value) -> io::Result<Vec<OwnedFd>> {
+    let task = Task::deserialize(task)?;
+    let lock = Lock::take(&task.socket, task.pid, Duration::ZERO).map_err(io::Error::other)?;
+    Ok(vec![lock.0.into()])
+}
+
 /// Held by whoever stores a guest, and by the guard that puts it back: a second snapshot that
 /// begins meanwhile would put images over those that the guard is about to remove.
 pub(crate) struct Lock(File);
@@ -162,7 +173,10 @@ impl Lock {
     pub(crate) fn take(socket: &Path, pid: i32, limit: Duration) -> Result<Self, UndoError> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
-        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
+        // The directory may be another user's.
+        let mut options = File::options();
+        options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(path);
         let file = file.map_err(UndoError::Lock)?;
         let start = Instant::now();
         loop {

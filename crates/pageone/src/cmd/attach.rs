@@ -36,7 +36,7 @@ pub(crate) struct Args {
 /// Loads the agent into a process.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let library = paths::agent_library()?;
-    let candidates = paths::candidates(dir);
+    let candidates = paths::candidates(dir.clone());
     let socket = match &args.socket {
         Some(socket) => std::path::absolute(socket)?,
         None => {
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     };
     let target = guests::find(Path::new("/"), &args.target)?;
     let (pid, timeout) = (target.pid()?, Duration::from_secs(args.timeout));
-    let guard = &paths::guard()?;
+    let guard = &paths::guard(dir.as_deref())?;
     let request = Request { pid, library: &library, socket: &socket, timeout, guard, stands: false };
     match attach(&request)? {
         Attached::Now(_) if args.socket.is_none() && !is_client(&candidates, pid, timeout)? => output::line!(

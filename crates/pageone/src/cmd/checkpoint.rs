@@ -146,6 +146,7 @@ struct Opened {
 /// A command that stores checkpoints.
 struct Command<'a> {
     args: &'a Args,
+    dir: Option<PathBuf>,
     directories: Vec<PathBuf>,
     opened: OnceLock<Opened>,
     /// Held while the pool is opened.
@@ -159,8 +160,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         "--name names one checkpoint, and there are {} processes: leave it out, or store them one by one",
         args.targets.len()
     );
-    let directories = paths::candidates(dir);
-    let command = Command { args, directories, opened: OnceLock::new(), opening: Mutex::new(()) };
+    let directories = paths::candidates(dir.clone());
+    let command = Command { args, dir, directories, opened: OnceLock::new(), opening: Mutex::new(()) };
     match &args.targets[..] {
         [target] => command.store(target),
         targets => command.store_all(targets),
@@ -243,7 +244,7 @@ impl Command<'_> {
         phases.end("open");
         let daemon = Daemon::ask(self.directories.clone(), &source)?;
         phases.end("hold");
-        let (guard, max_pause) = (&paths::guard()?, Duration::from_millis(args.max_pause));
+        let (guard, max_pause) = (&paths::guard(self.dir.as_deref())?, Duration::from_millis(args.max_pause));
         let options = Options { stop: args.stop, full, max_pause, guard };
         // Of several, each message says which process it is about.
         let about = if args.targets.len() > 1 { format!("{target}: ") } else { String::new() };

@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let store = Store::new(Catalog::open(&pool)?);
     let writer = store.begin(&name)?;
     phases.end("open");
-    let (guard, max_pause) = (&paths::guard()?, Duration::from_millis(args.max_pause));
+    let (guard, max_pause) = (&paths::guard(dir.as_deref())?, Duration::from_millis(args.max_pause));
     let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard };
     let options = Options { name: name.clone(), ram };
     let warn = &mut |warning: &Warning| output::note!("{warning}");

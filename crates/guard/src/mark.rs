@@ -1,0 +1,122 @@
+//! Notes of what stands, for the case that a command and its guard are both killed: the next
+//! command puts it back.
+//!
+//! A note is a file in a directory of the user's own, which is gone after a boot, as are all
+//! processes. It has a line for each call of [`watch`](crate::Guard::watch), the guard's number in
+//! its name, and is locked for as long as command or guard live. Whoever puts everything back
+//! removes it.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use kmem::pidfd::PidFd;
+use kmem::procfs::start_time;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::Stopped;
+use crate::serve::is_stopped;
+
+/// More bytes than a note has.
+const MAX_NOTE: u64 = 16 << 20;
+
+/// A locked note.
+pub(crate) struct Mark {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+}
+
+/// Something that is watched, and when its process started.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    pid: i32,
+    started: u64,
+    stopped: Stopped,
+}
+
+/// What was left by a command that was killed with its guard.
+pub(crate) struct Left {
+    pub(crate) mark: Mark,
+    pub(crate) watched: Vec<(i32, PidFd, Stopped)>,
+}
+
+impl Mark {
+    /// Makes a note for a guard.
+    pub(crate) fn make(directory: &Path, guard: i32) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        // No other process has both.
+        let path = directory.join(format!("{guard}-{}", start_time(guard)?));
+        let file = File::options().create_new(true).append(true).mode(0o600).open(&path)?;
+        // Who looks at it meanwhile finds nothing, and lets go of it.
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+        Ok(Self { file, path })
+    }
+
+    /// Notes what is watched from now on.
+    pub(crate) fn add(&self, pid: i32, stopped: &Stopped) -> io::Result<()> {
+        let line = Line { pid, started: start_time(pid)?, stopped: stopped.clone() };
+        let mut line = serde_json::to_vec(&line)?;
+        line.push(b'\n');
+        (&self.file).write_all(&line)
+    }
+
+    /// All is put back.
+    pub(crate) fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// What was left, by the notes in a directory. Guards that are stopped while their commands are, or
+/// are gone, are continued.
+pub(crate) fn left(directory: &Path) -> Vec<Left> {
+    let all = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    all.filter_map(|entry| look(entry.path())).collect()
+}
+
+fn look(path: PathBuf) -> Option<Left> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(&path, flags, Mode::empty()).ok()?);
+    let meta = file.metadata().ok()?;
+    if !meta.is_file() || meta.uid() != rustix::process::geteuid().as_raw() {
+        return None;
+    }
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        continue_guard(&path);
+        return None;
+    }
+    let mark = Mark { file, path };
+    // One that is being made is locked a moment later, and empty until then.
+    let mut text = String::new();
+    (&mark.file).take(MAX_NOTE).read_to_string(&mut text).ok()?;
+    let lives = |line: &str| {
+        let Line { pid, started, stopped } = serde_json::from_str(line).ok()?;
+        let process = PidFd::open(pid).ok()?;
+        (start_time(pid).ok()? == started).then_some((pid, process, stopped))
+    };
+    let watched: Vec<_> = text.lines().filter_map(lives).collect();
+    if watched.is_empty() && !text.is_empty() {
+        mark.remove();
+    }
+    (!watched.is_empty()).then_some(Left { mark, watched })
+}
+
+/// Continues the guard of a note, if it was stopped.
+fn continue_guard(path: &Path) {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let Some((pid, started)) = name.split_once('-') else { return };
+    if let (Ok(pid), Ok(started)) = (pid.parse::<i32>(), started.parse::<u64>())
+        && let Ok(guard) = PidFd::open(pid)
+        && start_time(pid).is_ok_and(|start| start == started)
+        && is_stopped(pid)
+    {
+        let _ = guard.send_signal(libc::SIGCONT);
+    }
+}
+
+/// Descriptors that a task needs beside its process.
+pub type Hold<'a> = &'a dyn Fn(&Value) -> io::Result<Vec<OwnedFd>>;

@@ -127,6 +127,8 @@ files() {
 makers() {
     cat << 'LIST'
 crates/engine/src/world/state_file.rs the daemon's own state
+crates/guard/src/alone.rs a setting of its own process
+crates/guard/src/mark.rs notes in the daemon's directory
 crates/kmem/src/ksm.rs settings of the kernel
 crates/mpool/src/disk/file_system.rs a pool's own files
 crates/mpool/src/fuzzing.rs pools of the fuzzers

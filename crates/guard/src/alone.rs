@@ -21,7 +21,7 @@ pub fn stand_alone() {
         // SAFETY: no handler is set, so nothing runs when the signal comes.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    // Whatever is to be killed for want of memory, it is not what lets a guest go on. Only root may.
+    // Whatever is killed for want of memory, it is not what lets a guest go on. Only root may.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     // Fails for the leader of a group, which has a session of its own where it matters.
     let _ = rustix::process::setsid();

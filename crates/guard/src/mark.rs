@@ -49,10 +49,11 @@ impl Mark {
     pub(crate) fn make(directory: &Path, guard: i32) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         // No other process has both.
-        let path = directory.join(format!("{guard}-{}", start_time(guard)?));
-        let file = File::options().create_new(true).append(true).mode(0o600).open(&path)?;
-        // Who looks at it meanwhile finds nothing, and lets go of it.
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+        let name = format!("{guard}-{}", start_time(guard)?);
+        let (path, unlocked) = (directory.join(&name), directory.join(format!(".{name}")));
+        let file = File::options().create_new(true).append(true).mode(0o600).open(&unlocked)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        std::fs::rename(unlocked, &path)?;
         Ok(Self { file, path })
     }
 
@@ -74,7 +75,8 @@ impl Mark {
 /// are gone, are continued.
 pub(crate) fn left(directory: &Path) -> Vec<Left> {
     let all = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    all.filter_map(|entry| look(entry.path())).collect()
+    let is_made = |entry: &std::fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
+    all.filter(is_made).filter_map(|entry| look(entry.path())).collect()
 }
 
 fn look(path: PathBuf) -> Option<Left> {
@@ -90,7 +92,6 @@ fn look(path: PathBuf) -> Option<Left> {
         return None;
     }
     let mark = Mark { file, path };
-    // One that is being made is locked a moment later, and empty until then.
     let mut text = String::new();
     (&mark.file).take(MAX_NOTE).read_to_string(&mut text).ok()?;
     let lives = |line: &str| {
@@ -99,7 +100,7 @@ fn look(path: PathBuf) -> Option<Left> {
         (start_time(pid).ok()? == started).then_some((pid, process, stopped))
     };
     let watched: Vec<_> = text.lines().filter_map(lives).collect();
-    if watched.is_empty() && !text.is_empty() {
+    if watched.is_empty() {
         mark.remove();
     }
     (!watched.is_empty()).then_some(Left { mark, watched })

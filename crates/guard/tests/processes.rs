@@ -343,6 +343,8 @@ fn what_a_command_left_that_was_killed_with_its_guard_is_put_back_by_the_next_on
     fs::write(&wait, "").unwrap();
     eventually("the note is nobody's", || mend(&notes) == [true]);
     assert_eq!(left(), 1);
+    let error = guard::mend(&words("the_guard"), &notes, &|_| Err(std::io::ErrorKind::WouldBlock.into())).remove(0).1;
+    assert_eq!(error.unwrap_err().to_string(), "what was left cannot be put back now; the next command tries it again");
     fs::create_dir(dir.path().join("made")).unwrap();
     assert_eq!((mend(&notes), left()), (vec![true], 0));
     assert!(make.exists());
@@ -382,7 +384,9 @@ fn a_guard_that_is_stopped_is_continued_by_its_command_or_the_next_one() {
 fn what_is_no_guard_is_noticed_before_anything_stands() {
     let error = Guard::start(&["/nonexistent/pageone".into()]).map(drop).unwrap_err();
     assert_eq!(error.to_string(), "cannot start the guard");
-    let guard = Guard::start(&["true".into()]).unwrap();
+    let mut guard = Guard::start(&["true".into()]).unwrap();
+    let error = guard.note_in(Path::new("/proc/self/cmdline/notes")).unwrap_err();
+    assert_eq!(error.to_string(), "cannot note what this command is about to stop");
     let own = PidFd::open(std::process::id() as i32).unwrap();
     let error = guard.watch(Stopped::Signal, 1, &own, &[]).unwrap_err();
     assert!(matches!(error, GuardError::NotReady(_)), "{error}");

@@ -7,6 +7,7 @@ mod compressed;
 mod disks;
 mod figures;
 mod full;
+mod goes_on;
 mod merged;
 mod network;
 mod refused;

@@ -1,6 +1,7 @@
 //! Clones that share the snapshot and are attached later: their RAM becomes their own while they
 //! run.
 
+use super::goes_on::What;
 use super::*;
 
 /// Attaches a clone; gives what was said.
@@ -104,13 +105,14 @@ fn an_attach_that_is_killed_leaves_the_clone_running() {
     for clone in &both.clones {
         clone.pass_rounds(1);
         let mut qmp = clone.qmp("guest.qmp");
-        for _ in 0..10 {
+        for time in 0..10 {
+            let what = [What::KillCommand, What::EndAll, What::KillAll][time % 3];
             let mut command = place.command(&["attach", &clone.pid.to_string()]);
             let mut attach = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
             // While the guest stands, if it is seen to.
             while attach.try_wait().unwrap().is_none() && status(&mut qmp) == "running" {}
             killed += usize::from(attach.try_wait().unwrap().is_none());
-            attach.kill().unwrap();
+            what.happen(&attach, &|| drop(place.run(&["status"])));
             attach.wait().unwrap();
             let runs = || (status(&mut qmp) == "running").then_some(());
             eventually("the guest goes on", Duration::from_secs(60), runs);

@@ -176,10 +176,10 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
 }
 
 /// A file system of its own, until it is dropped. `None`: it cannot be made here.
-struct Mounted(PathBuf);
+pub(super) struct Mounted(pub(super) PathBuf);
 
 impl Mounted {
-    fn xfs(place: &Place) -> Option<Self> {
+    pub(super) fn xfs(place: &Place) -> Option<Self> {
         let (file, at) = (place.path("xfs.img"), place.path("xfs"));
         std::fs::File::create(&file).unwrap().set_len(512 << 20).unwrap();
         std::fs::create_dir(&at).unwrap();

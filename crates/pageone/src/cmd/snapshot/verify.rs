@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use checkpoint::Image;
 use control::units::size;
 use mpool::{AlignedBuf, BLOCK};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use snapshot::clone::{Links, Options, Ram, start};
 
 use super::Which;
@@ -64,7 +66,17 @@ pub(super) fn run(args: &Args) -> Result<()> {
             template: None,
         };
         let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
+        // A signal must not leave a guest and its server.
+        let ends = Arc::new(AtomicUsize::new(0));
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register_usize(signal, ends.clone(), signal as usize)?;
+        }
         let verified = Watch::new(Some(server), Arc::default()).during(|| go_on(&options, &directory, time));
+        let signal = ends.load(Ordering::Relaxed) as i32;
+        if signal != 0 {
+            let _ = std::fs::remove_dir_all(&directory);
+            signal_hook::low_level::emulate_default_handler(signal)?;
+        }
         let agent = verified
             .unwrap_or_else(|| bail!("starting a clone panicked"))
             .with_context(|| format!("no guest goes on from snapshot {}", args.snapshot.name))?;

@@ -86,9 +86,15 @@ pub fn property<'a>(words: &'a [String], option: &str, key: &str) -> Option<Cow<
     options(words).filter(|one| one.name == option).filter_map(|one| one.part(key)).last()
 }
 
-/// A guest's name: `-name web`, `-name guest=web,debug-threads=on`.
+/// A guest's name: `-name web`, `-name guest=web,debug-threads=on`. Of several the last counts, as
+/// QEMU has it.
 pub fn name(words: &[String]) -> Option<Cow<'_, str>> {
-    let all = value(words, "name")?;
+    let values = options(words).filter(|option| option.name == "name").filter_map(|option| words.get(option.at + 1));
+    values.filter_map(|all| in_value(all)).last()
+}
+
+/// The name in a value of `-name`.
+fn in_value(all: &str) -> Option<Cow<'_, str>> {
     let named = parts(all).filter_map(|part| behind(part, "guest=")).last();
     // No key has a comma in it.
     let has_key = |part: &str| part.split_once('=').is_some_and(|(key, _)| !key.contains(','));
@@ -103,7 +109,12 @@ pub fn uuid(words: &[String]) -> Option<&str> {
 /// Whether QEMU has the machine `none`, as libvirt starts it to ask what it can do.
 pub(crate) fn is_probe(words: &[String]) -> bool {
     let machines = options(words).filter(|option| matches!(option.name, "machine" | "M"));
-    machines.map(|machine| machine.first()).any(|first| matches!(&*first, "none" | "type=none"))
+    // Of several the last counts. A first part may be another property than the type.
+    let types = machines.filter_map(|machine| {
+        let first = machine.first();
+        machine.part("type").or_else(|| (!first.contains('=')).then_some(first))
+    });
+    types.last().is_some_and(|last| last == "none")
 }
 
 /// A size as QEMU reads it: MiB, or with a suffix.
@@ -175,6 +186,20 @@ mod tests {
     }
 
     #[test]
+    fn of_several_machines_the_last_counts() {
+        for (line, probe) in [
+            ("-machine none", true),
+            ("-M accel=tcg,type=none", true),
+            ("-machine none -machine accel=tcg", true),
+            ("-machine none -machine pc", false),
+            ("-machine none -M type=q35,accel=tcg", false),
+            ("-machine pc", false),
+        ] {
+            assert_eq!(is_probe(&words(line)), probe, "{line}");
+        }
+    }
+
+    #[test]
     fn two_commas_are_one_in_a_part_and_none_is_lost() {
         for (value, meant) in [
             ("", vec![""]),
@@ -192,6 +217,8 @@ mod tests {
             ("-name shop,,two,process=x", "shop,two"),
             ("-name debug-threads=on,guest=a,,b", "a,b"),
             ("-name shop,,a=b", "shop,a=b"),
+            ("-name one -name debug-threads=on", "one"),
+            ("-name one -name guest=two", "two"),
         ] {
             assert_eq!(name(&words(line)).as_deref(), Some(called), "{line}");
         }

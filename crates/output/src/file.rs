@@ -12,11 +12,11 @@
 //!
 //! A file has mode 0600 and no name until it is whole, so an interruption leaves nothing. Where
 //! the file system has no `O_TMPFILE`, it has a random name meanwhile, which errors, SIGINT and
-//! SIGTERM remove. Nothing is opened twice by its name.
+//! SIGTERM remove. Where it has no second names either (vfat), that one is renamed. Nothing is
+//! opened twice by its name.
 //!
-//! Sources: open(2) on `O_TMPFILE`; linkat(2); path_resolution(7).
+//! Sources: open(2) on `O_TMPFILE`; linkat(2); rename(2) on `RENAME_NOREPLACE`; path_resolution(7).
 
-mod directory;
 mod temporary;
 #[cfg(test)]
 mod tests;
@@ -31,6 +31,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use self::temporary::Temporary;
+use crate::directory;
 
 /// What becomes of a regular file that has the name already. Nothing else is ever replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,9 +130,7 @@ impl OutputFile {
         let failed = io_error(&self.path);
         self.file.sync_all().map_err(&failed)?;
         let linked = match &self.way {
-            Way::Temporary(own) if self.existing == Existing::Kept => {
-                rustix::fs::linkat(directory, &own.name, directory, name, AtFlags::empty())
-            }
+            Way::Temporary(own) if self.existing == Existing::Kept => own.link(name),
             Way::Nameless(_) if self.existing == Existing::Kept => link(&self.file, directory, name),
             _ => Ok(()),
         };
@@ -214,7 +213,7 @@ fn io_error(path: &Path) -> impl Fn(io::Error) -> FileError + use<> {
 }
 
 /// The directory of a path, and the last name.
-fn place(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
+pub(crate) fn place(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
     let name = path.file_name().ok_or(Errno::ISDIR)?;
     Ok((directory::open(path.parent().unwrap_or(Path::new("")))?, name))
 }

@@ -15,7 +15,7 @@ use std::error::Error;
 use std::fmt::Arguments;
 use std::io::{self, StdoutLock, Write};
 
-use crate::text::shown;
+use crate::text::{note, shown};
 
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -49,10 +49,10 @@ macro_rules! line {
     ($($arg:tt)*) => { $crate::print(format_args!("{}\n", format_args!($($arg)*))) };
 }
 
-/// Says a line on standard error, with the program's name before it. Arguments as of `eprintln!`.
+/// Says something on standard error, with the program's name before it. Arguments as of `eprintln!`.
 #[macro_export]
 macro_rules! note {
-    ($($arg:tt)*) => { $crate::say(format_args!("pageone: {}\n", format_args!($($arg)*))) };
+    ($($arg:tt)*) => { $crate::say(format_args!("pageone: {}", format_args!($($arg)*))) };
 }
 
 /// Writes a text to standard output, through to whoever reads it. What a terminal would obey is
@@ -79,10 +79,10 @@ fn write(bytes: &[u8]) -> Result<(), StdoutError> {
     Ok(out.write_all(bytes).and_then(|()| out.flush())?)
 }
 
-/// Writes a text to standard error; [`note`](crate::note) calls it.
+/// Writes a text to standard error, and ends the line; [`note`](crate::note) calls it.
 pub fn say(text: Arguments<'_>) {
     // In one piece: other processes write there, too.
-    let _ = io::stderr().lock().write_all(shown(&text.to_string()).as_bytes());
+    let _ = io::stderr().lock().write_all(format!("{}\n", note(&text.to_string())).as_bytes());
 }
 
 /// Standard output as a [`Write`]r, for what is long or no text. Its errors are [`StdoutError`]s

@@ -38,6 +38,12 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// A message, as [`shown`]. A line that is not its first is indented: a name with a line feed in it
+/// begins no message of its own.
+pub fn note(text: &str) -> String {
+    shown(text.trim_end()).replace('\n', "\n  ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,6 +53,7 @@ mod tests {
         assert!(matches!(shown("größe\t7\n"), Cow::Borrowed("größe\t7\n")));
         assert_eq!(shown("a\x1b[2Jb\rc\u{9b}d\u{202e}e"), "a\\u001b[2Jb\\u000dc\\u009bd\\u202ee");
         assert_eq!(printable("a\x1b[2J\nb\u{7f}\u{2066}c"), "a[2Jbc");
+        assert_eq!(note("no web\npageone: all is well\n"), "no web\n  pageone: all is well");
     }
 
     #[test]

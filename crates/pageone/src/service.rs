@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
-use output::text::shown;
+use output::text::note;
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -83,7 +83,7 @@ pub(crate) struct Line(pub(crate) Option<u8>);
 impl Write for Line {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event);
-        let text = shown(&text);
+        let text = note(&text) + "\n";
         match self.0 {
             Some(priority) => io::stderr().write_all(&with_priority(priority, text.as_bytes()))?,
             None => io::stderr().write_all(text.as_bytes())?,

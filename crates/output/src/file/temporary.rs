@@ -16,7 +16,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, RenameFlags};
+use rustix::io::Errno;
 
 use super::{Existing, FileError, in_place, io_error};
 
@@ -45,6 +46,19 @@ impl Temporary {
         names.push((directory.try_clone()?, name.clone()));
         exchange(libc::SIG_DFL, handler());
         Ok(Self { directory, name })
+    }
+
+    /// Gives the file a name that nothing has.
+    pub(super) fn link(&self, name: &OsStr) -> Result<(), Errno> {
+        match rustix::fs::linkat(&self.directory, &self.name, &self.directory, name, AtFlags::empty()) {
+            // The file system has one name for each file.
+            Err(Errno::PERM | Errno::OPNOTSUPP) => self.rename(name),
+            linked => linked,
+        }
+    }
+
+    pub(super) fn rename(&self, name: &OsStr) -> Result<(), Errno> {
+        rustix::fs::renameat_with(&self.directory, &self.name, &self.directory, name, RenameFlags::NOREPLACE)
     }
 
     /// Renames it over a regular file, or over nothing.

@@ -71,6 +71,16 @@ fn without_nameless_files_a_random_name_is_used_and_removed() {
     assert_eq!(names(dir.path()), ["out"]);
 }
 
+#[test]
+fn without_second_names_the_random_one_is_renamed_over_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, own) = named(dir.path());
+    file.sync_all().unwrap();
+    own.rename(OsStr::new("out")).unwrap();
+    assert_eq!(named(dir.path()).1.rename(OsStr::new("out")), Err(Errno::EXIST));
+    assert_eq!(names(dir.path()), ["out"]);
+}
+
 /// A file as on a file system without nameless ones.
 fn named(dir: &Path) -> (File, Temporary) {
     let own = Temporary::new(directory::open(dir).unwrap()).unwrap();

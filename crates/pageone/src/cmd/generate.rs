@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let man = args.dir.join("man1");
     let completions = args.dir.join("completions");
     for dir in [&man, &completions] {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        output::directory::make(dir, 0o777).with_context(|| format!("cannot create {}", dir.display()))?;
     }
     let mut command = crate::Cli::command();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {

@@ -4,11 +4,10 @@
 //! network. It asks the daemon at each scrape, so that nothing is kept and nothing is old.
 
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use output::Socket;
 
 use crate::paths;
 
@@ -44,49 +43,10 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         return http::serve(|| listener.accept().map(|(stream, _)| stream), &ask);
     }
     if let Some(path) = &args.socket {
-        let listener = bind(path)?;
+        let socket = Socket::listen(path)?;
         output::note!("metrics at {}", path.display());
-        return http::serve(|| listener.accept().map(|(stream, _)| stream), &ask);
+        return http::serve(|| socket.accept(), &ask);
     }
     output::put!("{}", ask()?)?;
     Ok(())
-}
-
-/// A socket that only this user may open. One that nobody listens to any more is replaced.
-fn bind(path: &Path) -> Result<UnixListener> {
-    if let Err(error) = std::os::unix::net::UnixStream::connect(path) {
-        // To connect to a file or a directory is refused, too, and these stay.
-        let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-        if error.kind() == std::io::ErrorKind::ConnectionRefused && is_socket {
-            std::fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))?;
-        }
-    } else {
-        bail!("somebody listens on {} already; name another path with --socket, or end that program", path.display());
-    }
-    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    let listener = UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = listener.with_context(|| format!("cannot listen on {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_socket_that_nobody_listens_to_is_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let (socket, file) = (dir.path().join("socket"), dir.path().join("file"));
-        let error = |path: &Path| format!("{:#}", bind(path).unwrap_err());
-        let listener = bind(&socket).unwrap();
-        assert!(error(&socket).starts_with("somebody listens on "), "{}", error(&socket));
-        drop(listener);
-        assert_eq!(bind(&socket).unwrap().local_addr().unwrap().as_pathname(), Some(&*socket));
-        std::fs::write(&file, "kept").unwrap();
-        assert!(error(&file).starts_with("cannot listen on "), "{}", error(&file));
-        assert!(error(dir.path()).starts_with("cannot listen on "), "{}", error(dir.path()));
-        assert_eq!(std::fs::read(&file).unwrap(), b"kept");
-    }
 }

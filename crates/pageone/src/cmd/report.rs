@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // is refused leaves none of the others, in whose way the next try would be.
     let mut page = args.output.as_deref().map(create).transpose()?;
     let mut tables = args.csv.as_deref().map_or(Ok(Vec::new()), |directory| {
-        std::fs::create_dir_all(directory).with_context(|| cannot(directory))?;
+        output::directory::make(directory, 0o777).with_context(|| cannot(directory))?;
         let files = export::names().map(|name| create(&directory.join(name)));
         files.into_iter().collect::<Result<Vec<_>, _>>().map_err(anyhow::Error::from)
     })?;

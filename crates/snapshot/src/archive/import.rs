@@ -41,7 +41,7 @@ pub fn import(from: impl Read, store: &Store, name: Option<&str>, disks: Option<
     if let Some(name) = name {
         about.name = name.into();
     }
-    std::fs::create_dir_all(directory).map_err(image_error(directory))?;
+    output::directory::make(directory, 0o700).map_err(image_error(directory))?;
     claims::memory(pages / PAGES_A_BYTE)?;
     let mut writer = store.begin(&about.name)?;
     writer.set_pages(pages as usize);

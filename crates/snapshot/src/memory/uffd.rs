@@ -15,9 +15,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use checkpoint::Image;
@@ -44,8 +42,6 @@ const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum UffdError {
-    #[error("cannot make the socket {}", socket.display())]
-    Listen { socket: PathBuf, source: io::Error },
     #[error("program {pid} is not served: {why}; it waits for its memory, and must be ended")]
     Message { pid: i32, why: String },
     #[error("program {pid} needs a page that cannot be given to it, and ends: {why}")]
@@ -81,19 +77,6 @@ impl Mapping {
             && self.base_host_virt_addr.checked_add(self.size).is_some();
         (!fits).then_some("a mapping reaches beyond the snapshot's memory")
     }
-}
-
-/// Listens on a socket, which is made.
-///
-/// # Errors
-/// If it is there already, or cannot be made.
-pub fn listen(socket: &Path) -> Result<UnixListener, UffdError> {
-    let listen = || {
-        let listener = UnixListener::bind(socket)?;
-        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
-        Ok(listener)
-    };
-    listen().map_err(|source| UffdError::Listen { socket: socket.into(), source })
 }
 
 /// Serves the program at the other end of a connection until it ends.
@@ -287,9 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_cannot_be_made_and_a_client_that_says_something_else_are_named() {
-        let error = listen(Path::new("/nonexistent/socket")).unwrap_err();
-        assert_eq!(error.to_string(), "cannot make the socket /nonexistent/socket");
+    fn a_client_that_says_something_else_is_named() {
         use std::io::Write;
         for (said, part) in [
             (&b"[]"[..], "no userfaultfd came with its mappings"),

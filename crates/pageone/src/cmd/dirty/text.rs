@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use control::Heat;
 use kmem::PAGE_SIZE;
+use output::text::printable;
 
 use super::{Client, Report};
 
@@ -37,7 +38,7 @@ fn one(client: &Client, out: &mut String) {
         out,
         "{} {} · {:.0} MiB · {:.0} pages/s · {:.1} MB/s",
         status.pid,
-        status.guest_name.as_ref().unwrap_or(&status.name),
+        printable(status.guest_name.as_ref().unwrap_or(&status.name)),
         mib(status.pages),
         status.pages_per_second,
         client.mb_per_second

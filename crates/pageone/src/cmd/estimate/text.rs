@@ -3,6 +3,7 @@
 use std::fmt::{Result, Write};
 
 use estimate::Report;
+use output::text::printable;
 
 /// Pairs in the text, those with most in common.
 const PAIRS: usize = 10;
@@ -64,8 +65,8 @@ fn targets(out: &mut String, report: &Report, unit: &str) -> Result {
 fn title(report: &Report, target: &str) -> String {
     let one = report.targets.iter().find(|one| one.target == target);
     match one.and_then(|one| one.guest.as_ref().or(one.program.as_ref())) {
-        Some(name) if name != target => format!("{target} {}", output::text::printable(name)),
-        _ => target.into(),
+        Some(name) if name != target => printable(&format!("{target} {name}")),
+        _ => printable(target),
     }
 }
 

@@ -111,7 +111,7 @@ impl Report {
                 out,
                 "{:>8} {:<20.20} {:>10} {:>10} {:>10} {:>12}  {how}",
                 process.pid,
-                process.name,
+                output::text::printable(&process.name),
                 process.rmap_items,
                 process.merging_pages,
                 process.zero_pages,

@@ -20,7 +20,13 @@ pub(super) fn ls(names: &Names, pool: &str, json: Json) -> Result<()> {
             format!("{name:<width$} {created:>19} {memory:>8} {stored:>8}  {source}\n")
         };
         let one = |c: &Checkpoint| {
-            line([&c.name, &date(c.created), &size(c.bytes()), &size(c.stored_bytes()), &printable(&c.source)])
+            line([
+                &printable(&c.name),
+                &date(c.created),
+                &size(c.bytes()),
+                &size(c.stored_bytes()),
+                &printable(&c.source),
+            ])
         };
         all.iter().fold(line(["checkpoint", "created", "memory", "stored", "source"]), |text, c| text + &one(c))
     })

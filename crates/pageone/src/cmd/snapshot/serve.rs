@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use checkpoint::Image;
+use output::Socket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use snapshot::memory::uffd;
@@ -39,14 +40,14 @@ pub(super) fn run(args: &Args) -> Result<()> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, ends.clone())?;
     }
-    let listener = uffd::listen(&args.uffd)?;
+    let socket = Socket::listen(&args.uffd)?;
     output::note!("serves {} to programs that connect to {}", args.snapshot.name, args.uffd.display());
     while !ends.load(Ordering::Relaxed) {
-        let mut one = [PollFd::new(&listener, PollFlags::IN)];
+        let mut one = [PollFd::new(&socket, PollFlags::IN)];
         if !matches!(poll(&mut one, Some(&NAP)), Ok(count) if count > 0) {
             continue;
         }
-        let Ok((stream, _)) = listener.accept() else {
+        let Ok(stream) = socket.accept() else {
             // No descriptor is free, for example.
             std::thread::sleep(Duration::from_millis(100));
             continue;
@@ -58,6 +59,5 @@ pub(super) fn run(args: &Args) -> Result<()> {
             }
         });
     }
-    let _ = std::fs::remove_file(&args.uffd);
     Ok(())
 }

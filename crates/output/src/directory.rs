@@ -1,4 +1,4 @@
-//! The directories of what a person names, opened and made without following a link of another user.
+//! The directories of what a person names, opened and made behind no link of another user.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -1,7 +1,7 @@
 //! Unix sockets that a person names, for programs of the same user.
 //!
-//! The directory is opened as an output file's is. The socket has mode 0600 before it has its name,
-//! and nothing is changed by that name afterwards. At the end the name goes, if it is still its own.
+//! The directory is opened as an output file's is. The socket has mode 0600 before it has its
+//! name, and nothing is changed by that name afterwards. In the end its own name goes.
 //!
 //! Sources: unix(7); bind(2). That a socket's mode at bind(2) is its file's: `unix_bind_bsd()` of
 //! the kernel.

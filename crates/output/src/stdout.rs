@@ -49,7 +49,7 @@ macro_rules! line {
     ($($arg:tt)*) => { $crate::print(format_args!("{}\n", format_args!($($arg)*))) };
 }
 
-/// Says something on standard error, with the program's name before it. Arguments as of `eprintln!`.
+/// Says something on standard error, behind the program's name. Arguments as of `eprintln!`.
 #[macro_export]
 macro_rules! note {
     ($($arg:tt)*) => { $crate::say(format_args!("pageone: {}", format_args!($($arg)*))) };

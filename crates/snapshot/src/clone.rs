@@ -29,7 +29,7 @@ use crate::facts::Facts;
 use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError};
 use crate::prepare::{CLONE, START, memory, monitor_words, ram_words};
 use crate::qcow2;
-use crate::record::{Disk, Record};
+use crate::record::{Disk, Layer, Record};
 use crate::save::PIPE;
 use own::Maps;
 use process::spawn_without_huge_pages;
@@ -57,6 +57,13 @@ pub enum CloneError {
     #[error("the image {} is missing or no qcow2: the snapshot was taken with it, and a clone needs it; put it \
              back (`pageone snapshot ls POOL --json` names the images)", image.display())]
     Image { image: PathBuf, source: io::Error },
+    #[error(
+        "the image {image} is not what was stored: somebody has written to it, or it is a copy (written at {now}, {now_len} bytes \
+             long, not at {then} and {len}). Put back a copy of the stored one, with its time (`cp -p`); if it has the same bytes, \
+             `touch -d @{then} {image}` says so",
+        image = .0.image.display(), then = time(.0), len = .0.len, now = time(.1), now_len = .1.len
+    )]
+    Changed(Layer, Layer),
     #[error("cannot run {}", program.display())]
     Run { program: PathBuf, source: io::Error },
     #[error(
@@ -393,7 +400,19 @@ fn ends(text: &str) -> impl Iterator<Item = &str> {
 pub fn check_image(disk: &Disk) -> Result<(), CloneError> {
     let size =
         if disk.raw { std::fs::metadata(&disk.image).map(|meta| meta.len()) } else { qcow2::disk_size(&disk.image) };
-    size.map(drop).map_err(|source| CloneError::Image { image: disk.image.clone(), source })
+    size.map_err(|source| CloneError::Image { image: disk.image.clone(), source })?;
+    disk.layers.iter().try_for_each(check_layer)
+}
+
+/// Sees that a stored image is what it was.
+pub(crate) fn check_layer(stored: &Layer) -> Result<(), CloneError> {
+    let now = Layer::of(&stored.image).map_err(|source| CloneError::Image { image: stored.image.clone(), source })?;
+    if now == *stored { Ok(()) } else { Err(CloneError::Changed(stored.clone(), now)) }
+}
+
+/// When an image was written to, as touch(1) takes it.
+fn time(layer: &Layer) -> String {
+    format!("{}.{:09}", layer.written.0, layer.written.1)
 }
 
 /// The end of what a clone has said.
@@ -427,7 +446,7 @@ mod tests {
         let (ram, image) = (File::open("/dev/null").unwrap(), dir.path().join("disk.qcow2"));
         qcow2::create(&image, 1 << 20, None, 0o600).unwrap();
         let refused = |program: &str, image: &Path, name: &str, extra: &[&str]| {
-            let disks = vec![Disk { word: "disk.qcow2".into(), image: image.into(), raw: false }];
+            let disks = vec![Disk { word: "disk.qcow2".into(), image: image.into(), ..Disk::default() }];
             let facts = Facts { ram: 64 << 20, ..Facts::default() };
             let words = ["-m", "64"].map(String::from).to_vec();
             let description =
@@ -461,6 +480,11 @@ mod tests {
         assert!(!dir.path().join("c").exists());
         assert!(matches!(error, CloneError::Image { .. }), "{error}");
         assert!(error.to_string().starts_with("the image /nonexistent/disk is missing or no qcow2"), "{error}");
+        let changed = Layer { len: 1, ..Layer::of(&image).unwrap() };
+        let error = check_layer(&changed).unwrap_err();
+        assert!(matches!(error, CloneError::Changed(..)), "{error}");
+        let says = format!("`touch -d @{} {}` says so", time(&changed), image.display());
+        assert!(error.to_string().contains("is not what was stored") && error.to_string().ends_with(&says), "{error}");
         let error = refused("/nonexistent/qemu", &image, "d", &[]);
         assert!(matches!(error, CloneError::Run { .. }), "{error}");
         assert_eq!(error.to_string(), "cannot run /nonexistent/qemu");

@@ -1,8 +1,9 @@
 //! A guest's disks: which can be stored, and images over them.
 //!
-//! A snapshot takes a disk as it is: QEMU writes to a new image over it from the pause on, and
-//! nobody changes the old one any more. If the snapshot fails, what was written since is put into
-//! the old image (QEMU's `block-commit`), and the new one goes.
+//! A snapshot takes a disk as it is: QEMU writes to a new image over it from the pause on, which
+//! has the old one's name from then on ([`names`](crate::names)), and nobody changes the old one
+//! any more. If the snapshot fails, what was written since is put into the old image (QEMU's
+//! `block-commit`), and the new one goes.
 //!
 //! Of a raw image a copy is made in the pause, which shares its blocks
 //! ([`reflink`](crate::reflink)): the snapshot has the copy, and the guest goes on with the image
@@ -10,12 +11,14 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::monitor::{Monitor, MonitorError};
+use crate::names::{Names, is_written_by};
 use crate::qcow2;
 use crate::reflink;
 use guests::words::{Opt, options};
@@ -38,6 +41,12 @@ pub enum DiskError {
          (`qemu-img convert -O qcow2`)"
     )]
     Reflink { disk: String, image: String, source: std::io::Error },
+    #[error(
+        "copying the raw disks would take about {ms} ms, in which the guest stands, for they lie in {pieces} pieces; --max-pause \
+             is {max_ms} ms: use --max-pause {more}, put the pieces together (`xfs_fsr`, `btrfs filesystem defragment`), or convert \
+             the disks (`qemu-img convert -O qcow2`)", more = ms * 2
+    )]
+    Slow { ms: u128, pieces: usize, max_ms: u128 },
     #[error("disk {disk} ({image}) is raw and named by -blockdev; name it by -drive, or use qcow2")]
     RawNode { disk: String, image: String },
     #[error(
@@ -50,6 +59,16 @@ pub enum DiskError {
          given one of its own; start the guest again with each image named there"
     )]
     NotNamed { disk: String, image: String },
+    #[error(
+        "disk {disk}: QEMU does not write to {image}, whose name its words have: another file has that name by now; \
+             put the guest's own back, or start it again"
+    )]
+    Replaced { disk: String, image: String },
+    #[error(
+        "disk {disk} is {image}, and it cannot be given another name beside: put it on a file system with hard links (ext4, \
+             XFS, btrfs and others), in a directory where you may make files"
+    )]
+    Link { disk: String, image: String, source: std::io::Error },
     #[error("cannot make the image {}, which the guest is to write to", image.display())]
     Make { image: PathBuf, source: std::io::Error },
     #[error(transparent)]
@@ -63,20 +82,27 @@ pub(crate) struct Running {
     handle: (String, String),
     /// The node that QEMU writes to.
     node: String,
-    /// The image that QEMU writes to.
+    /// The image that QEMU writes to, by the name with which the guest is started.
     pub(crate) image: PathBuf,
     /// The image as the command line names it.
     pub(crate) word: String,
     /// Whether the image is raw.
     pub(crate) raw: bool,
+    /// About how long copying it takes if it is raw, and the number of its pieces.
+    copying: (Duration, usize),
 }
 
 /// An image over a disk's. Enough to undo it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Overlay {
     disk: String,
+    /// The file that is made: the image, or the copy of a raw disk.
     pub(crate) image: PathBuf,
     base_node: String,
+    /// QEMU's name for the image.
+    node: String,
+    /// The names of the files. `None`: of a raw disk a copy is made.
+    names: Option<Names>,
 }
 
 /// A snapshot's name as part of a file's.
@@ -102,11 +128,11 @@ fn images(first: &Value) -> impl Iterator<Item = &Value> {
     std::iter::successors(first, move |image| Some(&image["backing-image"]).filter(is_there))
 }
 
-/// The disks that a guest can write to.
+/// The disks that a guest can write to. `pid`: QEMU.
 ///
 /// # Errors
 /// If one of them cannot be stored.
-pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Result<Vec<Running>, DiskError> {
+pub(crate) fn find(qmp: &mut Monitor, pid: i32, words: &[String], directory: &Path) -> Result<Vec<Running>, DiskError> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let all = qmp.execute("query-block", json!({}))?;
     let mut disks = Vec::new();
@@ -117,7 +143,11 @@ pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Res
         }
         let (device, node) = (text(&entry["device"]), text(&inserted["node-name"]));
         let disk = if device.is_empty() { node.clone() } else { device.clone() };
-        let image = text(&inserted["image"]["filename"]);
+        // So QEMU describes an image whose header names another file than the one that QEMU has
+        // below it. A snapshot does that, and that one was opened by the live name (`names`).
+        let is_name = |name: &&str| !name.starts_with("json:");
+        let mut known = images(&inserted["image"]).filter_map(|image| image["filename"].as_str());
+        let image = known.find(is_name).unwrap_or_default().to_owned();
         let raw = inserted["drv"] == "raw";
         if !raw && inserted["drv"] != "qcow2" {
             return Err(DiskError::Format { disk, format: text(&inserted["drv"]) });
@@ -134,19 +164,33 @@ pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Res
         if raw && options(words).any(is_node) {
             return Err(DiskError::RawNode { disk, image });
         }
-        if raw && let Err(source) = reflink::try_it(&path) {
-            return Err(DiskError::Reflink { disk, image, source });
+        if !std::fs::metadata(&path).and_then(|meta| is_written_by(pid, &meta)).unwrap_or(false) {
+            return Err(DiskError::Replaced { disk, image });
         }
+        let measured = if raw { reflink::measure(&path) } else { Ok(Default::default()) };
+        let copying = match measured {
+            Ok(copying) => copying,
+            Err(source) => return Err(DiskError::Reflink { disk, image, source }),
+        };
         let handle = if device.is_empty() { ("node-name".into(), node.clone()) } else { ("device".into(), device) };
-        disks.push(Running { handle, node, image: path, word: word.into_owned(), raw });
+        disks.push(Running { handle, node, image: path, word: word.into_owned(), raw, copying });
     }
     Ok(disks)
 }
 
+/// Refuses raw disks whose copies together take longer than a guest may stand.
+pub(crate) fn ensure_fast(disks: &[Running], max: Duration) -> Result<(), DiskError> {
+    let time: Duration = disks.iter().map(|disk| disk.copying.0).sum();
+    let pieces = disks.iter().map(|disk| disk.copying.1).sum();
+    if time <= max {
+        return Ok(());
+    }
+    Err(DiskError::Slow { ms: time.as_millis() + 1, pieces, max_ms: max.as_millis() })
+}
+
 impl Running {
-    /// The image that is put over this one for a snapshot of this name. `again`: how many the
-    /// snapshot has put there already.
-    fn over(&self, name: &str, again: usize) -> PathBuf {
+    /// The image that a snapshot of this name has. `again`: how many it has taken already.
+    fn stored_name(&self, name: &str, again: usize) -> PathBuf {
         let safe = file_name(name);
         if self.raw {
             // It is the same one each time, with other bytes.
@@ -158,21 +202,42 @@ impl Running {
         self.image.with_file_name(format!("{stem}.{safe}{again}.qcow2"))
     }
 
+    /// A qcow2 image of a device, for tests.
+    #[cfg(test)]
+    pub(crate) fn of_device(device: &str, image: &Path) -> Self {
+        let (handle, node) = (("device".into(), device.into()), "n".into());
+        Self {
+            handle,
+            node,
+            image: image.into(),
+            word: image.display().to_string(),
+            raw: false,
+            copying: Default::default(),
+        }
+    }
+
     /// Describes the image over it that [`Running::cover`] will make.
     pub(crate) fn overlay(&self, name: &str, again: usize) -> Overlay {
-        Overlay { disk: self.handle.1.clone(), image: self.over(name, again), base_node: self.node.clone() }
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+        let number = format!("{nanos:x}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let stored = self.stored_name(name, again);
+        let names = (!self.raw).then(|| Names::new(&self.image, stored.clone(), &number));
+        let image = names.as_ref().map_or(stored, |names| names.fresh.clone());
+        let (disk, base_node, node) = (self.handle.1.clone(), self.node.clone(), format!("pageone-{number}"));
+        Overlay { disk, image, base_node, node, names }
     }
 
-    /// The image that the snapshot has, when this one is covered.
-    pub(crate) fn stored(&self, overlay: &Overlay) -> PathBuf {
-        if self.raw { overlay.image.clone() } else { self.image.clone() }
-    }
-
-    /// Makes the file that [`Running::cover`] needs. The guard that removes it knows of it already.
+    /// Makes the files that [`Running::cover`] needs. The guard that removes them knows of them
+    /// already.
     pub(crate) fn make(&self, overlay: &Overlay) -> Result<(), DiskError> {
-        let made = match self.raw {
-            true => reflink::create(&overlay.image, &self.image),
-            false => qcow2::create_over(&overlay.image, &self.image, false),
+        if let Some(names) = &overlay.names {
+            let (disk, image) = (overlay.disk.clone(), self.image.display().to_string());
+            names.make().map_err(|source| DiskError::Link { disk, image, source })?;
+        }
+        let made = match &overlay.names {
+            None => reflink::create(&overlay.image, &self.image),
+            Some(names) => qcow2::create_over(&overlay.image, &names.stored, false),
         };
         made.map_err(|source| DiskError::Make { image: overlay.image.clone(), source })
     }
@@ -180,61 +245,123 @@ impl Running {
     /// Lets the guest, which stands, write to a new image from now on, or copies a raw one. The
     /// file is made before the pause.
     pub(crate) fn cover(&self, qmp: &mut Monitor, overlay: &Overlay) -> Result<(), DiskError> {
-        if self.raw {
+        let Some(names) = &overlay.names else {
             let (disk, image) = (overlay.disk.clone(), self.image.display().to_string());
             let copied = reflink::copy(&overlay.image, &self.image);
             return copied.map_err(|source| DiskError::Reflink { disk, image, source });
-        }
+        };
         let (key, value) = &self.handle;
         let mut arguments = json!({ "snapshot-file": overlay.image, "format": "qcow2", "mode": "existing" });
         arguments[key.as_str()] = json!(value);
-        if key == "node-name" {
-            // A node without a device needs a name for the next time.
-            let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-            arguments["snapshot-node-name"] = json!(format!("pageone-{nanos:x}"));
-        }
+        arguments["snapshot-node-name"] = json!(overlay.node);
         qmp.execute("blockdev-snapshot-sync", arguments)?;
-        Ok(())
+        // Before the guest goes on: what it writes is found under its disk's name.
+        names.settle().map_err(|source| DiskError::Make { image: names.live.clone(), source })
     }
 }
 
 impl Overlay {
-    /// Refuses a name that another file has: it is another snapshot's.
-    pub(crate) fn ensure_new(&self) -> Result<(), DiskError> {
-        if !self.image.exists() {
-            return Ok(());
-        }
-        Err(DiskError::Make { image: self.image.clone(), source: std::io::ErrorKind::AlreadyExists.into() })
+    /// The image that the snapshot has.
+    pub(crate) fn stored(&self) -> &Path {
+        self.names.as_ref().map_or(&self.image, |names| &names.stored)
     }
 
-    /// Puts what was written to the image into the one below, and removes it. The guest may run.
-    pub(crate) fn undo(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+    /// QEMU's name for the image.
+    #[cfg(test)]
+    pub(crate) fn writes_by(&self) -> &str {
+        &self.node
+    }
+
+    /// Refuses a name that another file has: it is another snapshot's.
+    pub(crate) fn ensure_new(&self) -> Result<(), DiskError> {
+        let there = [self.stored(), &self.image].into_iter().find(|name| name.symlink_metadata().is_ok());
+        let source = std::io::ErrorKind::AlreadyExists.into();
+        there.map_or(Ok(()), |image| Err(DiskError::Make { image: image.into(), source }))
+    }
+
+    /// What QEMU says of the disk that writes to the image, if one does.
+    fn writer(&self, qmp: &mut Monitor) -> Result<Option<Value>, MonitorError> {
         let all = qmp.execute("query-block", json!({}))?;
-        let writes =
-            |entry: &&Value| entry["inserted"]["image"]["filename"].as_str().map(Path::new) == Some(&self.image);
-        if let Some(entry) = all.as_array().into_iter().flatten().find(writes) {
-            let device = entry["device"].as_str().filter(|name| !name.is_empty());
-            let device = device.or(entry["inserted"]["node-name"].as_str()).unwrap_or(&self.disk);
+        Ok(all.as_array().into_iter().flatten().find(|entry| entry["inserted"]["node-name"] == self.node).cloned())
+    }
+
+    /// Before the guest goes on: gives the image its disk's name, if QEMU writes to it.
+    pub(crate) fn settle(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+        let Some(names) = self.names.as_ref().filter(|names| !names.is_settled()) else { return Ok(()) };
+        if self.writer(qmp)?.is_some()
+            && let Err(error) = names.settle()
+        {
+            // The guest would stand for ever.
+            let (fresh, live) = (names.fresh.display(), names.live.display());
+            output::note!("a guest writes to {fresh}, which cannot be renamed to {live}; do it: {error}");
+        }
+        Ok(())
+    }
+
+    /// Puts what was written to the image into the one below, and removes it. The guest may run; it
+    /// stands for a moment, in which `stands` is called before and behind.
+    pub(crate) fn undo(&self, qmp: &mut Monitor, stands: &dyn Fn(bool)) -> Result<(), MonitorError> {
+        if let (Some(names), Some(entry)) = (&self.names, self.writer(qmp)?) {
+            let device = entry["device"].as_str().filter(|name| !name.is_empty()).unwrap_or(&self.node);
             let ours = |job: &&Value| job["device"] == JOB;
             let job = |answer: &Value| answer.as_array().into_iter().flatten().find(ours).cloned();
             // A try that was cut short may have begun it.
             if job(&qmp.execute("query-block-jobs", json!({}))?).is_none() {
-                qmp.execute("block-commit", json!({ "job-id": JOB, "device": device, "base-node": self.base_node }))?;
+                names.let_write()?;
+                let arguments = json!({ "job-id": JOB, "device": device, "base-node": self.base_node });
+                // QEMU opens the base by its name, to write.
+                let begun = names.unsettle().map_err(Into::into).and_then(|()| qmp.execute("block-commit", arguments));
+                names.settle()?;
+                begun?;
             }
             let ready = |answer: &Value| job(answer).is_none_or(|job| job["ready"] == true);
             qmp.until(("query-block-jobs", "putting back what was written to a disk"), COMMIT, ready)?;
-            qmp.execute("block-job-complete", json!({ "device": JOB }))?;
-            qmp.until(("query-block-jobs", "putting back what was written to a disk"), COMMIT, |all| {
-                job(all).is_none()
-            })?;
+            let ran = qmp.state()? == "running";
+            if ran {
+                // What it writes from now on is the base's, and so is the name.
+                stands(true);
+                qmp.execute("stop", json!({}))?;
+            }
+            let ended = names.unsettle().map_err(MonitorError::from).and_then(|()| {
+                qmp.execute("block-job-complete", json!({ "device": JOB }))?;
+                qmp.until(("query-block-jobs", "putting back what was written to a disk"), COMMIT, |all| {
+                    job(all).is_none()
+                })
+            });
+            if ended.is_err() {
+                self.settle(qmp)?;
+            }
+            if ran {
+                qmp.execute("cont", json!({}))?;
+                stands(false);
+            }
+            ended?;
         }
-        // Not there, or nobody's any more. One below another that the guest writes to must stay.
-        let all = qmp.execute("query-block", json!({}))?;
-        let mut images = all.as_array().into_iter().flatten().flat_map(|entry| images(&entry["inserted"]["image"]));
-        if !images.any(|image| image["filename"].as_str().map(Path::new) == Some(&self.image)) {
-            let _ = std::fs::remove_file(&self.image);
+        // One below another that the guest writes to must stay.
+        let all = qmp.execute("query-named-block-nodes", json!({}))?;
+        if all.as_array().into_iter().flatten().any(|node| node["node-name"] == self.node) {
+            return Ok(());
+        }
+        match &self.names {
+            Some(names) => names.remove(),
+            None => drop(std::fs::remove_file(&self.image)),
         }
         Ok(())
+    }
+
+    /// Takes away the names by which QEMU knew the images below.
+    pub(crate) fn sweep(&self) {
+        self.names.iter().for_each(Names::sweep);
+    }
+
+    /// The snapshot has the image below from now on. QEMU holds it by a second descriptor, which no
+    /// other shares: by its locks it can commit nothing into it, nor open another file instead.
+    pub(crate) fn keep(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+        let Some(names) = &self.names else { return Ok(()) };
+        let file = json!({ "driver": "file", "filename": names.stored });
+        let node = format!("{}-k", self.node);
+        let all = json!({ "driver": "qcow2", "node-name": node, "read-only": true, "backing": null, "file": file });
+        qmp.execute("blockdev-add", all).map(drop)
     }
 }
 
@@ -248,18 +375,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("disk.img").display().to_string();
         std::fs::write(&image, "x").unwrap();
+        let own = std::process::id() as i32;
         let refused_as = |option: &str, format: &str, image: &str, word: &str| {
             let inserted = json!({ "node-name": "n", "ro": false, "drv": format, "image": { "filename": image } });
             let all = json!([{ "device": "", "inserted": null }, { "device": "d0", "inserted": inserted }]);
             let words = [option, word].map(String::from);
-            find(&mut fake::qemu(move |_| all.clone()), &words, Path::new("/")).map(drop).unwrap_err()
+            find(&mut fake::qemu(move |_| all.clone()), own, &words, Path::new("/")).map(drop).unwrap_err()
         };
         let refused = |format: &str, image: &str, word: &str| refused_as("-drive", format, image, word);
         let error = refused("vmdk", &image, "file=x");
         assert!(matches!(error, DiskError::Format { .. }), "{error}");
         assert!(error.to_string().starts_with("disk d0 is vmdk, and only qcow2 and raw can be stored"), "{error}");
+        let error = refused("qcow2", &image, &format!("file={image}"));
+        assert!(matches!(error, DiskError::Replaced { .. }), "{error}");
+        assert!(error.to_string().starts_with(&format!("disk d0: QEMU does not write to {image}, whose")), "{error}");
         // A file system without shared blocks.
-        let proc = "/proc/self/cmdline";
+        let proc = "/proc/self/comm";
+        let _open = std::fs::File::options().write(true).open(proc).unwrap();
         let error = refused("raw", proc, &format!("file={proc}"));
         assert!(matches!(error, DiskError::Reflink { .. }), "{error}");
         assert!(error.to_string().contains("is raw, and this file system cannot copy it at once"), "{error}");
@@ -283,14 +415,27 @@ mod tests {
         let written = comma.replace(',', ",,");
         let error = refused_as("-blockdev", "raw", &comma, &format!("raw,node-name=n,file.filename={written}"));
         assert!(matches!(error, DiskError::RawNode { .. }), "{error}");
+        // Each is fast enough, and all together are not.
+        let raw = Running { copying: (Duration::from_millis(60), 7), ..Running::of_device("d0", Path::new("/d")) };
+        let error = ensure_fast(&[raw.clone(), raw.clone()], Duration::from_millis(100)).unwrap_err();
+        assert!(ensure_fast(&[raw], Duration::from_millis(100)).is_ok() && matches!(error, DiskError::Slow { .. }));
+        let start =
+            "copying the raw disks would take about 121 ms, in which the guest stands, for they lie in 14 pieces";
+        assert!(error.to_string().starts_with(start) && error.to_string().contains("use --max-pause 242"), "{error}");
         // The image over it: one of another snapshot is there, or there is no room for one.
         let base = dir.path().join("base.qcow2");
         qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
-        let overlay = |image: &Path| Overlay { disk: "d0".into(), image: image.into(), base_node: "n".into() };
-        let there = overlay(&base).ensure_new().unwrap_err();
-        let (handle, node) = (("device".into(), "d0".into()), "n".into());
-        let disk = Running { handle, node, image: base.clone(), word: "base.qcow2".into(), raw: false };
-        let nowhere = disk.make(&overlay(Path::new("/nonexistent/disk.one.qcow2"))).unwrap_err();
+        let overlay = Running::of_device("d0", &base).overlay("one", 0);
+        // A file system without hard links.
+        let link = || Running::of_device("d0", &base).make(&overlay).unwrap_err();
+        let error = kmem::testing::refusing(libc::SYS_linkat, None, libc::EPERM, link);
+        assert!(matches!(error, DiskError::Link { .. }), "{error}");
+        assert!(error.to_string().contains("put it on a file system with hard links"), "{error}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing was changed");
+        std::fs::write(dir.path().join("base.one.qcow2"), "another's").unwrap();
+        let there = overlay.ensure_new().unwrap_err();
+        let disk = Running { raw: true, ..Running::of_device("d0", Path::new("/nonexistent/disk")) };
+        let nowhere = disk.make(&disk.overlay("one", 0)).unwrap_err();
         for error in [there, nowhere] {
             assert!(matches!(error, DiskError::Make { .. }), "{error}");
             assert!(error.to_string().starts_with("cannot make the image /"), "{error}");

@@ -21,6 +21,7 @@ mod fake;
 pub mod keep;
 pub mod memory;
 mod monitor;
+mod names;
 mod prepare;
 pub mod qcow2;
 pub mod record;

@@ -186,6 +186,24 @@ pub fn backing(image: &Path) -> io::Result<Option<Backing>> {
     Ok(Some(Backing { image: directory.join(OsStr::from_bytes(name)), raw }))
 }
 
+/// An image, the one below it, and so on. Each layer says which format the next one has: a guest
+/// may write the header of a qcow2 image onto a raw disk.
+///
+/// # Errors
+/// If one of them cannot be read: it is named.
+pub fn chain(image: &Path, mut raw: bool) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
+    let mut all = vec![image.to_owned()];
+    while let Some(last) = all.last().filter(|_| !raw) {
+        let Some(below) = backing(last).map_err(|error| (last.clone(), error))? else { break };
+        if all.contains(&below.image) {
+            return Err((below.image, io::Error::other("it lies below itself")));
+        }
+        raw = below.raw;
+        all.push(below.image);
+    }
+    Ok(all)
+}
+
 /// Names another backing file for an image that has one, and that nobody else uses. The name is put
 /// at the end of the first cluster, which no other part of the header may reach.
 ///

@@ -5,11 +5,14 @@
 //! ```
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::facts::Facts;
+use crate::qcow2;
 use guests::words;
 
 const MAGIC: &[u8; 8] = b"PGSNAP01";
@@ -30,7 +33,7 @@ pub struct Description {
 }
 
 /// A disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// The image as the command line names it.
     pub word: String,
@@ -40,6 +43,43 @@ pub struct Disk {
     /// are never taken for a header.
     #[serde(default)]
     pub raw: bool,
+    /// Its image and all below, as they were. Empty: an earlier version has not noted it.
+    #[serde(default)]
+    pub layers: Vec<Layer>,
+}
+
+/// A file that was stored. Whoever writes to it changes its time; copies of it can keep that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// The file.
+    pub image: PathBuf,
+    /// Its length in bytes.
+    pub len: u64,
+    /// When it was written to last: seconds since 1970, and nanoseconds.
+    pub written: (i64, i64),
+}
+
+impl Layer {
+    /// That of a file.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn of(image: &Path) -> io::Result<Self> {
+        let meta = std::fs::metadata(image)?;
+        Ok(Self { image: image.into(), len: meta.len(), written: (meta.mtime(), meta.mtime_nsec()) })
+    }
+}
+
+impl Disk {
+    /// Notes what its image and all below it are now.
+    ///
+    /// # Errors
+    /// If one of them cannot be read: it is named.
+    pub fn note_layers(&mut self) -> Result<(), (PathBuf, io::Error)> {
+        let of = |image: PathBuf| Layer::of(&image).map_err(|error| (image, error));
+        self.layers = qcow2::chain(&self.image, self.raw)?.into_iter().map(of).collect::<Result<_, _>>()?;
+        Ok(())
+    }
 }
 
 impl Description {
@@ -113,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into(), raw: false }];
+        let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into(), ..Disk::default() }];
         let (program, directory, words) = ("/q".into(), "/".into(), vec!["-S".into()]);
         let description = Description { program, directory, words, facts: Facts::default(), disks };
         let record = Record { description, stream: vec![1, 2, 3] };

@@ -26,11 +26,14 @@ use guard::{Guard, GuardError};
 use kmem::Range;
 use serde_json::{Value, json};
 
+use crate::clone::{CloneError, check_layer};
 use crate::disks::{self, DiskError, Overlay, Running};
 use crate::facts::Facts;
 use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError};
+use crate::names::make_read_only;
 use crate::prepare::{self, PrepareError};
-use crate::record::{Description, Disk, Record};
+use crate::qcow2;
+use crate::record::{Description, Disk, Layer, Record};
 use crate::reflink;
 use crate::stream::StreamError;
 use crate::undo::{Lock, PATIENCE, Task, UndoError};
@@ -176,7 +179,7 @@ impl Guest {
         if !reasons.is_empty() {
             return Err(SaveError::Blocked(reasons.join("; ")));
         }
-        let disks = disks::find(&mut qmp, &described.words, &described.directory)?;
+        let disks = disks::find(&mut qmp, pid, &described.words, &described.directory)?;
         let facts = Facts::of(&mut qmp)?;
         let start = qmp.first_page()?.ok_or(SaveError::Ram)?;
         let ram = Range::new(start as usize, facts.ram as usize);
@@ -188,6 +191,19 @@ impl Guest {
     /// [`Guest::save_by_migration`].
     pub fn is_prepared(&self) -> bool {
         self.is_prepared
+    }
+
+    /// Sees that no stored image below its disks was changed. `known`: those of other snapshots.
+    ///
+    /// # Errors
+    /// [`CloneError::Changed`]; or an image cannot be read.
+    pub fn check_layers<'a>(&self, known: impl Iterator<Item = &'a Layer>) -> Result<(), CloneError> {
+        let mut below = Vec::new();
+        for disk in self.disks.iter().filter(|disk| !disk.raw) {
+            let chain = qcow2::chain(&disk.image, false);
+            below.extend(chain.map_err(|(image, source)| CloneError::Image { image, source })?.into_iter().skip(1));
+        }
+        known.filter(|layer| below.contains(&layer.image)).try_for_each(check_layer)
     }
 
     /// Where its RAM lies in its process.
@@ -234,6 +250,7 @@ impl Guest {
 
     /// Begins: tells the guard. `downtime`: QEMU's limit on the pause so far, for a live migration.
     fn begin(&mut self, options: &Options<'_>, downtime: Option<u64>) -> Result<Task, SaveError> {
+        disks::ensure_fast(&self.disks, options.ram.max_pause)?;
         let settings = self.settings()?;
         let overlays: Vec<Overlay> = self.disks.iter().map(|disk| disk.overlay(&options.name, 0)).collect();
         let (socket, pid) = (self.socket.clone(), self.pid);
@@ -256,8 +273,8 @@ impl Guest {
         self.description.disks.clear();
         for (disk, overlay) in self.disks.iter().zip(overlays) {
             disk.cover(&mut self.qmp, overlay)?;
-            let image = disk.stored(overlay);
-            self.description.disks.push(Disk { word: disk.word.clone(), image, raw: disk.raw });
+            let image = overlay.stored().to_owned();
+            self.description.disks.push(Disk { word: disk.word.clone(), image, raw: disk.raw, ..Disk::default() });
         }
         Ok(())
     }
@@ -265,9 +282,11 @@ impl Guest {
     /// When the guest goes on again: puts back QEMU's settings, and makes its disks last.
     fn reset(&mut self, task: &Task) -> Result<(), SaveError> {
         task.reset(&mut self.qmp)?;
-        for Disk { image, .. } in self.description.disks.iter().filter(|disk| disk.raw) {
-            let failed = |source| DiskError::Make { image: image.clone(), source };
-            reflink::sync(image).map_err(failed)?;
+        let failed = |(image, source)| DiskError::Make { image, source };
+        for disk in &mut self.description.disks {
+            let image = &disk.image;
+            make_read_only(image).and_then(|()| reflink::sync(image)).map_err(|e| failed((image.clone(), e)))?;
+            disk.note_layers().map_err(failed)?;
         }
         Ok(())
     }
@@ -287,19 +306,41 @@ impl Guest {
         writer.warnings().iter().for_each(warn);
         let stream = bytes.len();
         writer.keep_beside(Record { description: self.description.clone(), stream: bytes }.encode());
-        // Once the record is written, a disk's image must not be changed any more.
-        guard.done();
+        // Once the record is written, a disk's image must not be changed any more. Until it is
+        // known whether it is, the guard sees to nothing but that the guest runs.
+        let _ = Task { overlays: Vec::new(), ..task.clone() }.watch(guard, &self.qmp, &self.lock);
         let program = self.description.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let stored = writer.commit(format!("{program} {}", self.pid), addresses);
-        match stored {
-            Ok(checkpoint) => Ok(Saved { checkpoint, taken, stream }),
+        let stored = match stored {
+            Ok(checkpoint) => {
+                self.keep(&task.overlays);
+                Ok(Saved { checkpoint, taken, stream })
+            }
             // The images over the disks stay: if the snapshot is there, it has those below.
             Err(error) if error.is_unknown() => Err(error.into()),
             Err(error) => {
-                task.undo(&mut self.qmp)?;
+                // Without a guard it is tried all the same.
+                let _ = task.watch(guard, &self.qmp, &self.lock);
+                task.undo(&mut self.qmp, guard)?;
                 Err(error.into())
             }
+        };
+        guard.done();
+        stored
+    }
+
+    /// The snapshot is stored: QEMU is to keep its images as they are.
+    fn keep(&mut self, overlays: &[Overlay]) {
+        for overlay in overlays {
+            if let Err(error) = overlay.keep(&mut self.qmp) {
+                output::note!(
+                    "until the guest is started again, commit nothing into {}, which QEMU does not lock: {error}",
+                    overlay.stored().display()
+                );
+            }
         }
+        let last = overlays.len().saturating_sub(self.disks.len());
+        overlays[last..].iter().for_each(Overlay::sweep);
     }
 }
 
@@ -414,15 +455,13 @@ impl Pausing<'_> {
     /// The guest has run since images were put over its disks: these get others.
     fn cover_again(&mut self) -> Result<(), SaveError> {
         let Guest { qmp, description, lock, .. } = &mut *self.guest;
-        let disks = disks::find(qmp, &description.words, &description.directory)?;
-        for disk in &disks {
-            let overlay = disk.overlay(&self.name, self.halts);
-            if !disk.raw {
-                disk.make(&overlay)?;
-            }
-            self.task.overlays.push(overlay);
-        }
+        let disks = disks::find(qmp, self.task.pid, &description.words, &description.directory)?;
+        let overlays: Vec<Overlay> = disks.iter().map(|disk| disk.overlay(&self.name, self.halts)).collect();
+        let new = || disks.iter().zip(&overlays).filter(|(disk, _)| !disk.raw);
+        new().try_for_each(|(_, overlay)| overlay.ensure_new())?;
+        self.task.overlays.extend(overlays.iter().cloned());
         self.task.watch(self.guard, qmp, lock)?;
+        new().try_for_each(|(disk, overlay)| disk.make(overlay))?;
         self.guest.disks = disks;
         Ok(())
     }

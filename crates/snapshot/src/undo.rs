@@ -66,8 +66,9 @@ impl Task {
         Ok(guard.watch(Stopped::Qmp(task), pid, &process, &[qmp.as_fd(), lock.0.as_fd()])?)
     }
 
-    /// Lets the guest go on, if it ran.
+    /// Lets the guest go on, if it ran. Its disks have their names first.
     pub(crate) fn go_on(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+        self.overlays.iter().try_for_each(|overlay| overlay.settle(qmp))?;
         if !self.ran {
             return Ok(());
         }
@@ -100,10 +101,11 @@ impl Task {
         qmp.execute("migrate-set-parameters", parameters).map(drop)
     }
 
-    /// Lets the guest go on as if there had been no snapshot.
-    pub(crate) fn undo(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+    /// Lets the guest go on as if there had been no snapshot. The guard knows of it.
+    pub(crate) fn undo(&self, qmp: &mut Monitor, guard: &Guard) -> Result<(), MonitorError> {
         self.cancel(qmp)?;
-        self.undo_settings(qmp)
+        // If there is no guard any more, it has put back the guest, which is tried once more here.
+        self.undo_settings(qmp, &|stands| drop(if stands { guard.stands(guard::PROMISE) } else { guard.runs() }))
     }
 
     /// Lets the guest go on, whatever is being done with it.
@@ -116,9 +118,9 @@ impl Task {
         self.go_on(qmp)
     }
 
-    fn undo_settings(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+    fn undo_settings(&self, qmp: &mut Monitor, stands: &dyn Fn(bool)) -> Result<(), MonitorError> {
         self.reset(qmp)?;
-        self.overlays.iter().rev().try_for_each(|overlay| overlay.undo(qmp))
+        self.overlays.iter().rev().try_for_each(|overlay| overlay.undo(qmp, stands))
     }
 }
 
@@ -132,7 +134,7 @@ pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) -> bool {
         let undone = Monitor::connect(&task.socket, task.pid).and_then(|mut qmp| {
             task.cancel(&mut qmp)?;
             runs.get_or_insert_with(Instant::now);
-            task.undo_settings(&mut qmp)
+            task.undo_settings(&mut qmp, &|_| {})
         });
         let Err(error) = undone else { return true };
         if is_gone() {
@@ -192,7 +194,12 @@ impl Lock {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+
     use super::*;
+    use crate::disks::Running;
 
     #[test]
     fn a_guest_that_is_being_put_back_is_not_stored_again() {
@@ -208,5 +215,51 @@ mod tests {
         assert!(error.to_string().starts_with("another snapshot of process 1 is being taken"), "{error}");
         guard.done();
         assert!(Lock::take(&socket, 1, PATIENCE).is_ok());
+    }
+
+    /// The guest runs only while its disk's name is that of the image that it writes to. QEMU is
+    /// told to open files only while each has the name by which QEMU knows it.
+    #[test]
+    fn a_disk_has_its_name_before_its_guest_goes_on_and_the_base_has_it_while_qemu_opens_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let live = dir.path().join("disk.qcow2");
+        crate::qcow2::create(&live, 1 << 20, None, 0o600).unwrap();
+        let disk = Running::of_device("d0", &live);
+        let overlay = disk.overlay("one", 0);
+        disk.make(&overlay).unwrap();
+        let (socket, overlays) = (dir.path().join("none"), vec![overlay.clone()]);
+        let task = Task { socket, pid: 1, ran: true, bandwidth: 0, overlays, downtime: None };
+        let (runs, jobs, seen) = (AtomicBool::new(false), AtomicUsize::new(0), Arc::new(Mutex::new(Vec::new())));
+        let (node, all, stored) = (overlay.writes_by().to_owned(), seen.clone(), overlay.stored().to_owned());
+        let qmp = &mut crate::fake::qemu(move |command| {
+            let inode = |name: &Path| std::fs::metadata(name).map(|meta| meta.ino()).ok();
+            all.lock().unwrap().push((command.to_owned(), inode(&live) == inode(&stored)));
+            match command {
+                "cont" | "stop" => runs.store(command == "cont", Ordering::Relaxed),
+                // There is one from its beginning to its end.
+                "block-commit" => jobs.store(1, Ordering::Relaxed),
+                "block-job-complete" => jobs.store(0, Ordering::Relaxed),
+                _ => {}
+            }
+            let job = json!({ "device": "pageone-undo", "ready": true });
+            match command {
+                "query-status" => json!({ "status": if runs.load(Ordering::Relaxed) { "running" } else { "paused" } }),
+                "query-block" => json!([{ "device": "d0", "inserted": { "node-name": node } }]),
+                "query-block-jobs" => json!(vec![job; jobs.load(Ordering::Relaxed)]),
+                "query-named-block-nodes" => json!([]),
+                _ => json!({}),
+            }
+        });
+        // As the command was killed when QEMU had opened the new image.
+        task.undo(qmp, &Guard::thread()).unwrap();
+        let when = |name: &str| -> Vec<bool> {
+            let seen = seen.lock().unwrap();
+            seen.iter().filter(|(command, _)| command == name).map(|(_, is_base)| *is_base).collect()
+        };
+        assert_eq!(when("cont"), [false, true], "at once, and when all is in the base");
+        assert_eq!((when("block-commit"), when("block-job-complete")), (vec![true], vec![true]));
+        assert_eq!(when("stop"), [false], "while it is committed the live image has the name");
+        let left = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["disk.qcow2"]);
     }
 }

@@ -71,19 +71,9 @@ pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> 
     Ok(())
 }
 
-/// A disk's image, the one below it, and so on. Each layer says which format the next one has: a
-/// guest may write the header of a qcow2 image onto a raw disk.
+/// A disk's image, the one below it, and so on.
 pub(super) fn chain(disk: &Disk) -> Result<Vec<PathBuf>, ArchiveError> {
-    let (mut all, mut raw) = (vec![disk.image.clone()], disk.raw);
-    while let Some(last) = all.last().filter(|_| !raw) {
-        let Some(below) = qcow2::backing(last).map_err(image_error(last))? else { break };
-        if all.contains(&below.image) {
-            return Err(image_error(&below.image)(io::Error::other("it lies below itself")));
-        }
-        raw = below.raw;
-        all.push(below.image);
-    }
-    Ok(all)
+    qcow2::chain(&disk.image, disk.raw).map_err(|(image, source)| ArchiveError::Image { image, source })
 }
 
 struct Out<W: Write> {

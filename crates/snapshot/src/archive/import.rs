@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::export::chain;
 use super::{About, ArchiveError, FORMAT, Summed, file_name, image_error};
+use crate::names::make_read_only;
 use crate::qcow2;
 use crate::record::Record;
 
@@ -194,6 +195,8 @@ impl<'b, R: Read> Parts<'b, R> {
                 let name = file_name(disk, 0);
                 return Err(ArchiveError::Damaged(format!("its image {name} shows files that are not in the archive")));
             }
+            shown.iter().try_for_each(|image| make_read_only(image).map_err(image_error(image)))?;
+            own.note_layers().map_err(|(image, source)| ArchiveError::Image { image, source })?;
         }
         Ok(())
     }

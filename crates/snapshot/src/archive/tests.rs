@@ -21,14 +21,14 @@ fn the_bytes_of_a_raw_image_are_never_taken_for_a_header() {
     let (secret, raw) = (dir.path().join("secret"), dir.path().join("disk.raw"));
     qcow2::create(&secret, 1 << 20, None, 0o600).unwrap();
     qcow2::create_over(&raw, &secret, false).unwrap();
-    let disk = |raw_image: bool| Disk { word: "disk".into(), image: raw.clone(), raw: raw_image };
+    let disk = |raw_image: bool| Disk { word: "disk".into(), image: raw.clone(), raw: raw_image, ..Disk::default() };
     assert_eq!(chain(&disk(false)).unwrap(), [raw.clone(), secret.clone()]);
     assert_eq!(chain(&disk(true)).unwrap(), std::slice::from_ref(&raw));
     let over = dir.path().join("over.qcow2");
     qcow2::create_over(&over, &raw, true).unwrap();
     let len = std::fs::metadata(&raw).unwrap().len();
     assert_eq!(qcow2::disk_size(&over).unwrap(), len, "it shows the file, not what its header says");
-    let layers = chain(&Disk { word: "disk".into(), image: over.clone(), raw: false }).unwrap();
+    let layers = chain(&Disk { word: "disk".into(), image: over.clone(), ..Disk::default() }).unwrap();
     assert_eq!(layers, [over.clone(), raw.clone()], "a raw image is the lowest, whatever it begins with");
     let header = std::fs::read(&over).unwrap();
     assert!(header[..200].windows(8).any(|bytes| bytes == b"\0\0\0\x03raw\0"), "QEMU is told so");
@@ -45,7 +45,7 @@ fn archive(directory: &Path) -> Vec<u8> {
     let (base, over) = (directory.join("base"), directory.join("over"));
     qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
     qcow2::create_over(&over, &base, false).unwrap();
-    let record = record(vec![Disk { word: "over".into(), image: over, raw: false }]);
+    let record = record(vec![Disk { word: "over".into(), image: over, ..Disk::default() }]);
     let pool = Pool::create(&directory.join("from"), "from").unwrap();
     let store = Store::new(Catalog::open(&pool).unwrap());
     let mut writer = store.begin("one").unwrap();

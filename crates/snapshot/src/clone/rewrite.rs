@@ -117,9 +117,9 @@ mod tests {
     fn rewritten_in(own: &str, line: &str) -> String {
         let words = line.split(' ').map(String::from).collect();
         let disks = vec![
-            Disk { word: "a/d.qcow2".into(), image: "/x.qcow2".into(), raw: false },
-            Disk { word: "r.img".into(), image: "/r.one.raw".into(), raw: true },
-            Disk { word: "a,b".into(), image: "/y.qcow2".into(), raw: false },
+            Disk { word: "a/d.qcow2".into(), image: "/x.qcow2".into(), ..Disk::default() },
+            Disk { word: "r.img".into(), image: "/r.one.raw".into(), raw: true, ..Disk::default() },
+            Disk { word: "a,b".into(), image: "/y.qcow2".into(), ..Disk::default() },
         ];
         let (program, directory) = ("/q".into(), "/".into());
         let description = Description { program, directory, words, facts: Facts::default(), disks };

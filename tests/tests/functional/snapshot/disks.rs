@@ -1,6 +1,7 @@
 //! Disks: each snapshot and each clone has its own content.
 
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
@@ -43,10 +44,20 @@ pub(super) fn write(qmp: &mut Qmp, byte: u8) {
     qmp.monitor("qemu-io d0 flush");
 }
 
-/// The image that a QEMU writes to.
+/// The image that a QEMU writes to, by the name with which it was started.
 pub(super) fn image(qmp: &mut Qmp) -> PathBuf {
     let all = qmp.execute("query-block", json!({}));
-    all[0]["inserted"]["image"]["filename"].as_str().unwrap().into()
+    let images = std::iter::successors(Some(&all[0]["inserted"]["image"]), |image| image.get("backing-image"));
+    let mut names = images.filter_map(|image| image["filename"].as_str());
+    names.find(|name| !name.starts_with("json:")).unwrap().into()
+}
+
+/// The names of a directory's images.
+pub(super) fn images(directory: &Path) -> Vec<String> {
+    let all = std::fs::read_dir(directory).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());
+    let mut all: Vec<String> = all.filter(|name| name.ends_with(".qcow2")).collect();
+    all.sort();
+    all
 }
 
 /// Two clones of a snapshot find this byte; what one writes, the other does not see.
@@ -73,8 +84,8 @@ fn a_disk_is_what_it_was_at_the_snapshot_and_each_clone_writes_its_own() {
     write(&mut qmp, 2);
     place.save(source.pid(), "two");
     write(&mut qmp, 3);
-    assert_eq!(image(&mut qmp), place.path("disk.two.qcow2"));
-    let images = ["disk.qcow2", "disk.one.qcow2", "disk.two.qcow2"].map(|name| byte(&place.path(name)));
+    assert_eq!(image(&mut qmp), disk);
+    let images = ["disk.one.qcow2", "disk.two.qcow2", "disk.qcow2"].map(|name| byte(&place.path(name)));
     assert_eq!(images, [1, 2, 3]);
     clones_write_their_own(&place, "one", 1);
     clones_write_their_own(&place, "two", 2);
@@ -83,15 +94,15 @@ fn a_disk_is_what_it_was_at_the_snapshot_and_each_clone_writes_its_own() {
     assert!(text.contains("a guest goes on from it"), "{text}");
     assert_eq!(std::fs::read_dir(place.path("f")).unwrap().count(), 0, "nothing of it is left");
     // What the clones wrote is theirs.
-    let images = ["disk.qcow2", "disk.one.qcow2", "disk.two.qcow2"].map(|name| byte(&place.path(name)));
+    let images = ["disk.one.qcow2", "disk.two.qcow2", "disk.qcow2"].map(|name| byte(&place.path(name)));
     assert_eq!(images, [1, 2, 3]);
     drop(source);
     // A disk that is gone is named, and nothing starts.
-    std::fs::remove_file(&disk).unwrap();
+    std::fs::remove_file(place.path("disk.one.qcow2")).unwrap();
     let text = place.fails(&["snapshot", "run", "store", "one", "--files", &place.path("f").display().to_string()]);
-    assert!(text.contains("disk.qcow2 is missing"), "{text}");
+    assert!(text.contains("disk.one.qcow2 is missing"), "{text}");
     let text = place.fails(&["snapshot", "verify", "store", "one", "--read-only"]);
-    assert!(text.contains("disk.qcow2 is missing"), "{text}");
+    assert!(text.contains("disk.one.qcow2 is missing"), "{text}");
     // What no rule keeps goes.
     assert!(place.fails(&["snapshot", "prune", "store"]).contains("say what to keep"));
     let pruned = |more: &[&str]| place.ok(&[&["snapshot", "prune", "store", "--keep-last", "1"], more].concat());
@@ -100,6 +111,111 @@ fn a_disk_is_what_it_was_at_the_snapshot_and_each_clone_writes_its_own() {
     assert!(pruned(&[]).contains("removed one"));
     assert_eq!(place.names(), ["two"]);
     place.ok(&["pool", "check", "store"]);
+}
+
+/// The user's words start the guest with what it has written, whatever was stored meanwhile.
+#[test]
+fn a_guest_that_is_started_again_has_what_it_wrote_and_its_snapshots_have_what_they_had() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let (disk, source) = place.machine_with_disk();
+    let mut qmp = source.qmp();
+    write(&mut qmp, 1);
+    place.save(source.pid(), "one");
+    write(&mut qmp, 2);
+    // QEMU itself writes nothing into a stored image, and opens no other file in its place.
+    for _ in 0..2 {
+        let refused = qmp.try_execute("block-commit", json!({ "job-id": "by-hand", "device": "d0" })).unwrap_err();
+        assert!(refused.contains("lock"), "{refused}");
+    }
+    write(&mut qmp, 3);
+    assert_eq!([&disk, &place.path("disk.one.qcow2")].map(|image| byte(image)), [3, 1]);
+    drop(qmp);
+    // It is killed: a shutdown is kinder.
+    drop(source);
+    let drive = format!("file={},if=none,id=d0,format=qcow2", disk.display());
+    let again = || place.machine("source", &["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
+    let source = again();
+    let mut qmp = source.qmp();
+    assert_eq!((image(&mut qmp), byte(&disk)), (disk.clone(), 3));
+    write(&mut qmp, 4);
+    // A snapshot after the start, and one that fails after the guest has gone on.
+    let pid = source.pid().to_string();
+    let save = ["snapshot", "save", &pid, "--to", "store", "--name", "never"];
+    if let Some(text) = refused::with_failing_calls(&place, &["-e", "inject=process_vm_readv:error=EIO"], &save) {
+        assert!(text.contains("snapshot never was not stored"), "{text}");
+        assert_eq!((status(&mut qmp), byte(&disk)), ("running".to_string(), 4));
+        assert_eq!(images(place.dir.path()), ["disk.one.qcow2", "disk.qcow2"]);
+    }
+    place.save(source.pid(), "two");
+    write(&mut qmp, 5);
+    drop(qmp);
+    drop(source);
+    let source = again();
+    assert_eq!(byte(&disk), 5);
+    clones_write_their_own(&place, "one", 1);
+    clones_write_their_own(&place, "two", 4);
+    // Nobody writes to a stored image. If somebody does, it is named, also one below another.
+    let stored = place.path("disk.one.qcow2");
+    let meta = std::fs::metadata(&stored).unwrap();
+    assert_eq!(meta.permissions().mode() & 0o222, 0);
+    std::fs::File::options().write(true).open(&stored).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
+    let (pid, files) = (source.pid().to_string(), place.path("f").display().to_string());
+    for refused in [
+        &["snapshot", "run", "store", "two", "--files", &files][..],
+        &["snapshot", "verify", "store", "two", "--read-only"],
+        &["snapshot", "save", &pid, "--to", "store", "--name", "three"],
+    ] {
+        let text = place.fails(refused);
+        assert!(text.contains("disk.one.qcow2 is not what was stored: somebody has written to it"), "{text}");
+    }
+    std::fs::File::open(&stored).unwrap().set_modified(meta.modified().unwrap()).unwrap();
+    place.ok(&["snapshot", "verify", "store", "two", "--read-only"]);
+    drop(source);
+    // No name is left over but that by which the last QEMU knew the disk.
+    let all = std::fs::read_dir(place.dir.path()).unwrap().flatten().map(|entry| entry.file_name());
+    assert_eq!(all.filter(|name| name.to_string_lossy().starts_with(".disk")).count(), 1);
+    assert_eq!(images(place.dir.path()), ["disk.one.qcow2", "disk.qcow2", "disk.two.qcow2"]);
+}
+
+/// Whatever was done when the command is killed, its guard leaves a disk that QEMU can be started
+/// with again, under its own name.
+#[test]
+fn a_save_that_is_killed_at_any_of_its_steps_leaves_what_the_guest_writes_under_the_disks_name() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let (disk, source) = place.machine_with_disk();
+    let (pid, mut qmp) = (source.pid().to_string(), source.qmp());
+    // The disk's names are made, the pause, what its end leaves to do, and the record.
+    let steps = ["linkat", "symlink", "rename:when=1", "rename:when=2", "fchmod"];
+    for (number, step) in steps.into_iter().enumerate() {
+        let (call, when) = step.split_once(':').unwrap_or((step, "when=1"));
+        let (name, inject) = (format!("cut-{number}"), format!("inject={call}:signal=KILL:{when}"));
+        let save = place.command(&["snapshot", "save", &pid, "--to", "store", "--name", &name]);
+        let mut strace = Command::new("strace");
+        // The guard is another process, which is not traced.
+        strace.args(["-qq", "-o", "/dev/null", "-e", &inject]).arg(save.get_program()).args(save.get_args());
+        let Ok(out) = strace.env("PAGEONE_POOLS", place.path("names")).output() else {
+            return skipped("no command can be killed at its system calls: strace is not here; scripts/deps.sh test");
+        };
+        assert!(!out.status.success(), "{step}: {}", String::from_utf8_lossy(&out.stdout));
+        eventually("the guest runs", Duration::from_secs(30), || (status(&mut qmp) == "running").then_some(()));
+        let now = number as u8 + 1;
+        write(&mut qmp, now);
+        eventually("the disk has what it wrote", Duration::from_secs(30), || (byte(&disk) == now).then_some(()));
+        eventually("all is put back", Duration::from_secs(30), || {
+            let all = std::fs::read_dir(place.dir.path()).unwrap().flatten().map(|entry| entry.file_name());
+            (all.filter(|name| name.to_string_lossy().contains("disk")).count() == 1).then_some(())
+        });
+        assert_eq!(byte(&disk), now, "{step}");
+    }
+    assert!(place.names().is_empty());
+    drop((qmp, source));
+    assert_eq!(byte(&disk), steps.len() as u8);
 }
 
 #[test]
@@ -241,4 +357,26 @@ fn a_raw_disk_is_copied_at_once_and_stays_what_it_was() {
     let text = place.ok(&["snapshot", "verify", "store", "there", "--files", &path("files")]);
     assert!(text.contains("a guest goes on from it"), "{text}");
     assert_eq!(byte(&place.path("disks/there.disk-0-0")), 2);
+}
+
+#[test]
+fn a_raw_disk_in_many_pieces_is_refused_with_the_figure_before_its_guest_stands() {
+    use std::os::unix::fs::FileExt;
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(xfs) = Mounted::xfs(&place) else { return };
+    let disk = xfs.0.join("disk.img");
+    let file = std::fs::File::create(&disk).unwrap();
+    (0..5000).for_each(|piece| file.write_all_at(&[1; 4096], piece * 8192).unwrap());
+    drop(file);
+    let drive = format!("file={},if=none,id=d0,format=raw", disk.display());
+    let source = place.machine("source", &["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
+    let pid = source.pid().to_string();
+    let save = ["snapshot", "save", &pid, "--to", "store", "--name", "one", "--max-pause"];
+    let text = place.fails(&[&save[..], &["0"]].concat());
+    assert!(text.contains(" pieces; --max-pause is 0 ms: use --max-pause "), "{text}");
+    assert_eq!(std::fs::read_dir(&xfs.0).unwrap().count(), 1, "nothing was made");
+    place.ok(&[&save[..], &["60000"]].concat());
 }

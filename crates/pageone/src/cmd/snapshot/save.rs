@@ -61,7 +61,10 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let name = args.name.clone().unwrap_or_else(|| format!("guest-{pid}-{seconds}"));
     let pool = args.names.open_soon(&args.to, Access::Exclusive)?;
-    let store = Store::new(Catalog::open(&pool)?);
+    let catalog = Catalog::open(&pool)?;
+    let records: Vec<_> = super::all(&catalog).into_iter().filter_map(|(_, record)| record.ok()).collect();
+    guest.check_layers(records.iter().flat_map(|record| &record.description.disks).flat_map(|disk| &disk.layers))?;
+    let store = Store::new(catalog);
     let writer = store.begin(&name)?;
     phases.end("open");
     let (guard, max_pause) = (&paths::guard(dir.as_deref())?, Duration::from_millis(args.max_pause));
@@ -71,7 +74,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let failed = |e: SaveError| {
         let outcome = match e.is_unknown() {
             true => format!(
-                "whether snapshot {name} is stored is not known; the guest goes on, with new images over its disks"
+                "whether snapshot {name} is stored is not known; the guest goes on, in new images of its disks' names"
             ),
             false => format!("snapshot {name} was not stored"),
         };

@@ -1,0 +1,273 @@
+//! The names of a disk's files: the one that the guest's definition has is the live one's, always.
+//!
+//! ```text
+//!             live              stored     fresh
+//! before      base              -          -
+//! made        base              base       the new image, whose header names `stored`
+//! covered     base              base       the new image, to which QEMU writes; the guest stands
+//! settled     the new image     base       a symbolic link to live
+//! ```
+//!
+//! QEMU opens files again, by the name that it knows, whenever their access mode changes. It knows
+//! the new image as `fresh`, and the base as `live`, or as the `fresh` of an earlier snapshot. So
+//! names are settled before the guest goes on, and unsettled for a moment where QEMU is to write to
+//! the base again.
+
+use std::ffi::OsString;
+use std::fs::{self, File, Metadata, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+/// Bits of a mode: who may write.
+const WRITE: u32 = 0o222;
+
+/// The names of the files of one disk, all in one directory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Names {
+    /// The one that the guest's definition has.
+    pub(crate) live: PathBuf,
+    /// The one that the snapshot has.
+    pub(crate) stored: PathBuf,
+    /// The one by which QEMU opens the new image.
+    pub(crate) fresh: PathBuf,
+    /// The base: its mode, and its place, by which it is known whatever has its name.
+    mode: u32,
+    base: Option<(u64, u64)>,
+}
+
+/// Whose file a name is, links not followed.
+fn file(name: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(name).ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+fn is_link(name: &Path) -> bool {
+    fs::symlink_metadata(name).is_ok_and(|meta| meta.is_symlink())
+}
+
+/// Beginning of the names by which QEMU opens new images in place of this one.
+fn prefix(live: &Path) -> OsString {
+    let mut name = OsString::from(".");
+    name.push(live.file_name().unwrap_or_default());
+    name.push(".pageone-");
+    name
+}
+
+fn unless<T>(kind: io::ErrorKind, done: io::Result<T>) -> io::Result<()> {
+    done.map(drop).or_else(|error| if error.kind() == kind { Ok(()) } else { Err(error) })
+}
+
+impl Names {
+    /// `number`: one that no other has.
+    pub(crate) fn new(live: &Path, stored: PathBuf, number: &str) -> Self {
+        let mut fresh = prefix(live);
+        fresh.push(number);
+        let mode = fs::metadata(live).map_or(0o600, |meta| meta.mode() & 0o777);
+        Self { live: live.to_owned(), stored, fresh: live.with_file_name(fresh), mode, base: file(live) }
+    }
+
+    fn beside(&self, end: &str) -> PathBuf {
+        let mut name = self.fresh.clone().into_os_string();
+        name.push(end);
+        name.into()
+    }
+
+    /// What becomes `fresh` when names are settled: in the pause nothing is made.
+    fn link(&self) -> PathBuf {
+        self.beside(".link")
+    }
+
+    /// Gives the base its second name.
+    pub(crate) fn make(&self) -> io::Result<()> {
+        fs::hard_link(&self.live, &self.stored)?;
+        self.make_link()
+    }
+
+    fn make_link(&self) -> io::Result<()> {
+        unless(io::ErrorKind::AlreadyExists, symlink(self.live.file_name().unwrap_or_default(), self.link()))
+    }
+
+    /// Gives the new image the definition's name. May be called at any time after QEMU has opened
+    /// it, and again.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        if self.is_settled() {
+            return Ok(());
+        }
+        // Nothing happens where both are the new image already.
+        unless(io::ErrorKind::NotFound, fs::rename(&self.fresh, &self.live))?;
+        fs::rename(self.link(), &self.fresh)
+    }
+
+    /// Whether the definition's name is the new image's.
+    pub(crate) fn is_settled(&self) -> bool {
+        is_link(&self.fresh)
+    }
+
+    /// Has each name that QEMU knows be the file that QEMU has opened by it: it may do it again.
+    pub(crate) fn unsettle(&self) -> io::Result<()> {
+        let spare = self.beside(".spare");
+        unless(io::ErrorKind::NotFound, fs::remove_file(&spare))?;
+        self.make_link()?;
+        if self.is_settled() {
+            fs::hard_link(&self.live, &spare)?;
+            fs::rename(&spare, &self.fresh)?;
+        }
+        if file(&self.live) == file(&self.fresh) {
+            fs::hard_link(&self.stored, &spare)?;
+            fs::rename(&spare, &self.live)?;
+        }
+        Ok(())
+    }
+
+    /// Takes all names away but the definition's, when QEMU does not have the new image open.
+    pub(crate) fn remove(&self) {
+        if file(&self.stored) == file(&self.live) {
+            let _ = fs::remove_file(&self.stored);
+        }
+        for name in [self.fresh.clone(), self.link(), self.beside(".spare")] {
+            let _ = fs::remove_file(name);
+        }
+    }
+
+    /// Takes away the links by which QEMU knew earlier images: it opens these no more.
+    pub(crate) fn sweep(&self) {
+        let prefix = prefix(&self.live);
+        let all = self.live.parent().and_then(|directory| fs::read_dir(directory).ok());
+        for entry in all.into_iter().flatten().flatten() {
+            let path = entry.path();
+            let ours = entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes());
+            if ours && is_link(&path) && path != self.fresh {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    /// Lets QEMU write to the base again.
+    pub(crate) fn let_write(&self) -> io::Result<()> {
+        let base = open(&self.stored)?;
+        let meta = base.metadata()?;
+        if Some((meta.dev(), meta.ino())) != self.base {
+            return Err(io::Error::other(format!("{} is another file by now", self.stored.display())));
+        }
+        base.set_permissions(Permissions::from_mode(self.mode))
+    }
+}
+
+/// Opens a file, and no other to which somebody's link leads.
+fn open(image: &Path) -> io::Result<File> {
+    Ok(claims::open_at(CWD, image, OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty())?)
+}
+
+/// Nobody is to write to a stored image.
+pub(crate) fn make_read_only(image: &Path) -> io::Result<()> {
+    let file = open(image)?;
+    let mode = file.metadata()?.mode() & 0o777;
+    file.set_permissions(Permissions::from_mode(mode & !WRITE))
+}
+
+/// Whether a process has this file open to write to it.
+pub(crate) fn is_written_by(pid: i32, image: &Metadata) -> io::Result<bool> {
+    let writes = |entry: fs::DirEntry| {
+        let number = entry.file_name().into_string().unwrap_or_default();
+        let same = fs::metadata(entry.path()).is_ok_and(|meta| (meta.dev(), meta.ino()) == (image.dev(), image.ino()));
+        same && fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).is_ok_and(|info| {
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap_or_default().trim();
+            u32::from_str_radix(flags, 8).is_ok_and(|flags| flags & 0o3 != 0)
+        })
+    };
+    Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().any(writes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk `live` with the bytes `base`, and a new image with the bytes `new` over it.
+    fn made() -> (tempfile::TempDir, Names) {
+        let dir = tempfile::tempdir().unwrap();
+        let live = dir.path().join("live");
+        fs::write(&live, "base").unwrap();
+        let names = Names::new(&live, dir.path().join("stored"), "1");
+        names.make().unwrap();
+        fs::write(&names.fresh, "new").unwrap();
+        (dir, names)
+    }
+
+    fn shows(names: &Names) -> [String; 3] {
+        [&names.live, &names.stored, &names.fresh].map(|name| fs::read_to_string(name).unwrap())
+    }
+
+    #[test]
+    fn the_live_name_is_the_live_images_and_each_step_can_be_taken_again() {
+        let (dir, names) = made();
+        let (settled, unsettled) = (["new", "base", "new"], ["base", "base", "new"]);
+        assert_eq!(shows(&names), unsettled);
+        for _ in 0..2 {
+            names.settle().unwrap();
+            assert_eq!(shows(&names), settled);
+        }
+        for _ in 0..2 {
+            names.unsettle().unwrap();
+            assert_eq!(shows(&names), unsettled);
+        }
+        names.settle().unwrap();
+        // Only the base becomes what it was, whatever has its name.
+        make_read_only(&names.stored).unwrap();
+        let writable = || fs::metadata(&names.stored).unwrap().mode() & WRITE != 0;
+        assert!(!writable());
+        names.let_write().unwrap();
+        assert!(writable());
+        let aside = dir.path().join("aside");
+        fs::rename(&names.stored, &aside).unwrap();
+        symlink("aside", &names.stored).unwrap();
+        assert!(names.let_write().is_err() && make_read_only(&names.stored).is_err(), "a link is not followed");
+        fs::copy(&aside, dir.path().join("other")).unwrap();
+        fs::rename(dir.path().join("other"), &names.stored).unwrap();
+        assert!(names.let_write().unwrap_err().to_string().ends_with("is another file by now"));
+        fs::rename(&aside, &names.stored).unwrap();
+        // An earlier snapshot's link is of no use any more, and other files are others'.
+        for (name, goes) in [(".live.pageone-0", true), (".live.other", false), (".alive.pageone-0", false)] {
+            symlink("live", dir.path().join(name)).unwrap();
+            names.sweep();
+            assert_eq!(is_link(&dir.path().join(name)), !goes, "{name}");
+        }
+        assert_eq!(shows(&names), settled);
+        names.unsettle().unwrap();
+        names.remove();
+        assert_eq!(fs::read_to_string(&names.live).unwrap(), "base");
+        assert!(!names.stored.exists() && !is_link(&names.link()) && !names.fresh.exists());
+    }
+
+    /// Whoever renames may be killed behind each call: the next one finds its way.
+    #[test]
+    fn a_step_that_was_cut_short_is_finished_by_the_next_one() {
+        let (_dir, names) = made();
+        // `settle`, behind the first rename.
+        fs::rename(&names.fresh, &names.live).unwrap();
+        names.settle().unwrap();
+        assert_eq!(shows(&names), ["new", "base", "new"]);
+        // `unsettle`, behind each call.
+        for cut in 1..4 {
+            let spare = names.beside(".spare");
+            fs::hard_link(&names.live, &spare).unwrap();
+            if cut > 1 {
+                names.make_link().unwrap();
+                fs::rename(&spare, &names.fresh).unwrap();
+            }
+            if cut > 2 {
+                fs::hard_link(&names.stored, &spare).unwrap();
+            }
+            names.settle().unwrap();
+            assert_eq!(shows(&names), ["new", "base", "new"], "{cut}");
+            names.unsettle().unwrap();
+            assert_eq!(shows(&names), ["base", "base", "new"], "{cut}");
+            names.settle().unwrap();
+        }
+        // A base that is below the live image stays.
+        names.remove();
+        assert_eq!(fs::read_to_string(&names.stored).unwrap(), "base");
+    }
+}

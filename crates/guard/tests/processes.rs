@@ -348,7 +348,10 @@ fn what_a_command_left_that_was_killed_with_its_guard_is_put_back_by_the_next_on
         tried = guard::mend(&words("the_guard"), &notes, &|_| Err(std::io::ErrorKind::WouldBlock.into()));
         !tried.is_empty()
     });
-    assert_eq!(tried.remove(0).1.unwrap_err().to_string(), "what was left cannot be put back now; the next command tries it again");
+    assert_eq!(
+        tried.remove(0).1.unwrap_err().to_string(),
+        "what was left cannot be put back now; the next command tries it again"
+    );
     fs::create_dir(dir.path().join("made")).unwrap();
     eventually("who tried it has let go of the note", || mend(&notes) == [true]);
     assert_eq!(left(), 0);

@@ -294,18 +294,25 @@ fn a_guest_goes_on_when_storage_answers_that_stalled_while_it_was_stopped() {
             tries += 1;
             assert!(tries < 30, "no save was in `stop` when the storage stalled");
             let (pid, name) = (source.pid().to_string(), format!("stall-{tries}"));
-            let over = xfs.0.join(format!("disk.{name}.qcow2"));
             let mut command = place.command(&["snapshot", "save", &pid, "--to", "store", "--name", &name]);
             let mut save = command.stdout(Stdio::null()).process_group(0).spawn().unwrap();
-            while !over.exists() && save.try_wait().unwrap().is_none() {
-                std::thread::sleep(Duration::from_micros(500));
-            }
+            // When its files are made it is held, until a write to the disk cannot end.
+            let mut qmp = source.qmp();
+            let mut is_made = || {
+                let all = qmp.execute("query-migrate-capabilities", json!({}));
+                all.as_array().unwrap().contains(&json!({ "capability": "x-ignore-shared", "state": true }))
+            };
+            while !is_made() && save.try_wait().unwrap().is_none() {}
+            let held = save.id() as i32;
+            e2e::signal_process(held, libc::SIGSTOP);
+            drop(qmp);
             let stalled = Stalled::begin(&xfs.0);
             let (answered, since) = (Mutex::new(Instant::now()), AtomicBool::new(false));
             let begun = std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let mut qmp = source.qmp();
                     qmp.monitor("qemu-io d0 \"aio_write -P 5 1M 64k\"");
+                    e2e::signal_process(held, libc::SIGCONT);
                     while !since.load(Ordering::Relaxed) {
                         status(&mut qmp);
                         *answered.lock().unwrap() = Instant::now();

@@ -26,11 +26,10 @@ use serde_json::json;
 
 use crate::agent::{Agent, AgentError, NoAgent, Port};
 use crate::facts::Facts;
-use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError};
+use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PIPE};
 use crate::prepare::{CLONE, START, memory, monitor_words, ram_words};
 use crate::qcow2;
 use crate::record::{Disk, Layer, Record};
-use crate::save::PIPE;
 use own::Maps;
 use process::spawn_without_huge_pages;
 use rewrite::{overlay, rewrite};

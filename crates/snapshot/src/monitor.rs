@@ -11,6 +11,9 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde_json::{Value, json};
 
+/// Name of the pipe in QEMU.
+pub(crate) const PIPE: &str = "pageone-stream";
+
 /// How long QEMU may take to answer a command: stopping a guest waits for its disks.
 const ANSWER: Duration = Duration::from_secs(30);
 /// How long QEMU may take to answer a connection. Its monitor may be suspended for a client before

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use crate::clone::{CloneError, check_layer};
 use crate::disks::{self, DiskError, Overlay, Running};
 use crate::facts::Facts;
-use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError};
+use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PIPE};
 use crate::names::make_read_only;
 use crate::prepare::{self, PrepareError};
 use crate::qcow2;
@@ -39,8 +39,6 @@ use crate::stream::StreamError;
 use crate::undo::{Lock, PATIENCE, Task, UndoError};
 use guests::words::{options, parts};
 
-/// Name of the pipe in QEMU.
-pub(crate) const PIPE: &str = "pageone-stream";
 /// Bytes that a pipe holds, at most: QEMU waits less often.
 const PIPE_BYTES: usize = 1 << 20;
 /// How long QEMU may take for its device stream.

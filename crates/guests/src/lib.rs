@@ -167,17 +167,39 @@ impl Names {
     }
 }
 
-/// The words of a process's command line, its program's first. What is no text is replaced.
+/// The words of a process's command line, its program's first, as far as 1 MiB reaches. What is no
+/// text is replaced.
 ///
-/// The process may keep a reader waiting: the words lie in its memory.
+/// The process may keep a reader waiting: the words lie in its memory, where it says.
 ///
 /// # Errors
 ///
 /// `NotFound`: the process has ended.
 pub fn words(root: &Path, pid: i32) -> io::Result<Vec<String>> {
+    command_line(root, pid).map(|bytes| split(&bytes[..bytes.len().min(MOST as usize)]))
+}
+
+/// All [`words`] of a process's command line.
+///
+/// # Errors
+///
+/// `NotFound`: the process has ended. `InvalidData`: they are longer than 1 MiB.
+pub fn all_words(root: &Path, pid: i32) -> io::Result<Vec<String>> {
+    let bytes = command_line(root, pid)?;
+    if bytes.len() as u64 > MOST {
+        return Err(io::Error::new(ErrorKind::InvalidData, "its command line is longer than 1 MiB"));
+    }
+    Ok(split(&bytes))
+}
+
+fn command_line(root: &Path, pid: i32) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(root.join(format!("proc/{pid}/cmdline")))?.take(MOST).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).split_terminator('\0').map(str::to_owned).collect())
+    File::open(root.join(format!("proc/{pid}/cmdline")))?.take(MOST + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn split(bytes: &[u8]) -> Vec<String> {
+    String::from_utf8_lossy(bytes).split_terminator('\0').map(str::to_owned).collect()
 }
 
 /// The numbers of all processes, ascending.

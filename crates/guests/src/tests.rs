@@ -83,6 +83,17 @@ fn names_that_are_kept_are_short_and_those_of_guests() {
 }
 
 #[test]
+fn a_command_line_without_end_is_cut_or_refused() {
+    let host = Host::new();
+    for (pid, count, whole) in [(10, MOST / 2 - 1, true), (11, MOST, false)] {
+        host.process(pid, "/usr/bin/kvm", &"a ".repeat(count as usize));
+        assert!(words(host.0.path(), pid).unwrap().len() as u64 <= MOST / 2);
+        let all = all_words(host.0.path(), pid);
+        assert_eq!(all.as_ref().map_err(io::Error::kind).err(), (!whole).then_some(ErrorKind::InvalidData));
+    }
+}
+
+#[test]
 fn what_has_a_virtual_machine_is_a_guest() {
     let host = Host::new();
     host.process(10, "/opt/own-monitor", "own");

@@ -17,7 +17,7 @@ mod migration;
 use std::borrow::Cow;
 use std::error::Error;
 use std::io::{self, PipeReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -344,13 +344,8 @@ impl Guest {
 
 /// The words of a process's command line, without its program.
 fn words_of(pid: i32) -> Result<Vec<String>, SaveError> {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline"));
-    let line = line.map_err(|source| SaveError::NoProcess { pid, source })?;
-    let mut words: Vec<String> =
-        line.split(|byte| *byte == 0).skip(1).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-    // Behind the last zero nothing comes.
-    words.pop();
-    Ok(words)
+    let words = guests::all_words(Path::new("/"), pid).map_err(|source| SaveError::NoProcess { pid, source })?;
+    Ok(words.into_iter().skip(1).collect())
 }
 
 /// The socket of a process's QMP monitor.

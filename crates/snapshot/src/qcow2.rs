@@ -191,8 +191,9 @@ pub fn backing(image: &Path) -> io::Result<Option<Backing>> {
 ///
 /// # Errors
 /// If one of them cannot be read: it is named.
-pub fn chain(image: &Path, mut raw: bool) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
-    let mut all = vec![image.to_owned()];
+pub fn chain(first: Backing) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
+    let Backing { image, mut raw } = first;
+    let mut all = vec![image];
     while let Some(last) = all.last().filter(|_| !raw) {
         let Some(below) = backing(last).map_err(|error| (last.clone(), error))? else { break };
         if all.contains(&below.image) {

@@ -77,8 +77,13 @@ impl Disk {
     /// If one of them cannot be read: it is named.
     pub fn note_layers(&mut self) -> Result<(), (PathBuf, io::Error)> {
         let of = |image: PathBuf| Layer::of(&image).map_err(|error| (image, error));
-        self.layers = qcow2::chain(&self.image, self.raw)?.into_iter().map(of).collect::<Result<_, _>>()?;
+        self.layers = self.chain()?.into_iter().map(of).collect::<Result<_, _>>()?;
         Ok(())
+    }
+
+    /// Its image, the one below it, and so on.
+    pub(crate) fn chain(&self) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
+        qcow2::chain(qcow2::Backing { image: self.image.clone(), raw: self.raw })
     }
 }
 

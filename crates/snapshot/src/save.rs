@@ -198,7 +198,7 @@ impl Guest {
     pub fn check_layers<'a>(&self, known: impl Iterator<Item = &'a Layer>) -> Result<(), CloneError> {
         let mut below = Vec::new();
         for disk in self.disks.iter().filter(|disk| !disk.raw) {
-            let chain = qcow2::chain(&disk.image, false);
+            let chain = qcow2::chain(qcow2::Backing { image: disk.image.clone(), raw: false });
             below.extend(chain.map_err(|(image, source)| CloneError::Image { image, source })?.into_iter().skip(1));
         }
         known.filter(|layer| below.contains(&layer.image)).try_for_each(check_layer)

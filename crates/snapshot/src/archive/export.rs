@@ -9,7 +9,6 @@ use tar::{Builder, Header};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{About, ArchiveError, FORMAT, Summed, file_name, image_error};
-use crate::qcow2;
 use crate::record::{Disk, Record};
 
 /// A checkpoint with its record, to be exported.
@@ -73,7 +72,7 @@ pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> 
 
 /// A disk's image, the one below it, and so on.
 pub(super) fn chain(disk: &Disk) -> Result<Vec<PathBuf>, ArchiveError> {
-    qcow2::chain(&disk.image, disk.raw).map_err(|(image, source)| ArchiveError::Image { image, source })
+    disk.chain().map_err(|(image, source)| ArchiveError::Image { image, source })
 }
 
 struct Out<W: Write> {

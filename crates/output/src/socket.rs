@@ -9,7 +9,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode};
@@ -56,13 +56,14 @@ impl Socket {
         let failed = |source: io::Error| SocketError::Io { path: path.into(), source };
         let (directory, name) = place(path).map_err(failed)?;
         let at = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
-        match UnixStream::connect(&at) {
-            Ok(_) => return Err(SocketError::Taken(path.into())),
+        // One of another type hears nothing of it.
+        match UnixDatagram::unbound().and_then(|probe| probe.connect(&at)) {
             // To connect to a file or a directory is refused, too, and these stay.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && made(&directory, name).is_some() => {
                 rustix::fs::unlinkat(&directory, name, AtFlags::empty()).map_err(|e| failed(e.into()))?;
             }
-            Err(_) => {}
+            Err(e) if e.raw_os_error() != Some(libc::EPROTOTYPE) => {}
+            _ => return Err(SocketError::Taken(path.into())),
         }
         let listener = || -> Result<UnixListener, rustix::io::Errno> {
             let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -120,6 +121,8 @@ mod tests {
         let first = Socket::listen(&socket).unwrap();
         assert_eq!(std::fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
         assert!(matches!(error(&socket), SocketError::Taken(_)));
+        first.listener.set_nonblocking(true).unwrap();
+        assert_eq!(first.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "it heard nothing of that");
         // Its file stays, as after a kill.
         std::fs::rename(&socket, dir.path().join("moved")).unwrap();
         drop(first);

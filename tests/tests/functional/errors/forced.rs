@@ -210,7 +210,7 @@ fn of_system_calls(dir: &Path, why_not: Option<&str>) -> Cases {
     drop(std::os::unix::net::UnixListener::bind(dir.join("left.sock")).unwrap());
     let cases = vec![
         (run(Some("/dev/kvm"), "openat:error=ENOENT", &["demo", "--probe"]), "KVM does not work here"),
-        (run(None, "unlink:error=EPERM", &["metrics", "--socket", "left.sock"]), "cannot replace"),
+        (run(None, "unlinkat:error=EPERM", &["metrics", "--socket", "left.sock"]), "cannot listen on"),
         (run(None, "clone,clone3,vfork:error=EAGAIN", &["run", "true"]), "cannot start a daemon"),
         (run(None, "fstatfs:error=EIO", &["pool", "check", "./made"]), "cannot look at the pool"),
         (run(None, "memfd_create:error=EMFILE", &with_pool), "cannot make the pool"),

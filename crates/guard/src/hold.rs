@@ -8,11 +8,25 @@ use std::sync::{Mutex, PoisonError};
 
 /// SIGTSTP came meanwhile.
 static ASKED: AtomicBool = AtomicBool::new(false);
+/// There is a hold.
+static HOLDS_ON: AtomicBool = AtomicBool::new(false);
 /// Number of holds, and the signals whose usual action they have replaced.
 static HOLDS: Mutex<(usize, [bool; 2])> = Mutex::new((0, [false; 2]));
 
 extern "C" fn note(_: c_int) {
-    ASKED.store(true, Ordering::Relaxed);
+    ASKED.store(true, Ordering::SeqCst);
+    // The last hold may have ended on another thread since the kernel chose this handler.
+    if !HOLDS_ON.load(Ordering::SeqCst) {
+        stop_if_asked();
+    }
+}
+
+/// Of a handler and the end of the last hold at least one sees what the other has stored.
+fn stop_if_asked() {
+    if ASKED.swap(false, Ordering::SeqCst) {
+        // SAFETY: raise(3) may be called in a handler. The usual action is to stop this process, as was asked for.
+        unsafe { libc::raise(libc::SIGTSTP) };
+    }
 }
 
 /// Until this is dropped SIGTSTP waits, and writing to a terminal of others does not stop.
@@ -22,6 +36,7 @@ impl Hold {
     pub(crate) fn begin() -> Self {
         let mut holds = HOLDS.lock().unwrap_or_else(PoisonError::into_inner);
         if holds.0 == 0 {
+            HOLDS_ON.store(true, Ordering::SeqCst);
             let note = note as extern "C" fn(c_int) as libc::sighandler_t;
             // A handler of SIGTTOU would be called again and again by the write that it interrupts.
             holds.1 = [replace(libc::SIGTSTP, note), replace(libc::SIGTTOU, libc::SIG_IGN)];
@@ -38,14 +53,12 @@ impl Drop for Hold {
         if holds.0 > 0 {
             return;
         }
+        HOLDS_ON.store(false, Ordering::SeqCst);
         for (signal, _) in [libc::SIGTSTP, libc::SIGTTOU].into_iter().zip(holds.1).filter(|(_, ours)| *ours) {
             set(signal, libc::SIG_DFL);
         }
         drop(holds);
-        if ASKED.swap(false, Ordering::Relaxed) {
-            // SAFETY: the usual action is to stop this process, as was asked for.
-            unsafe { libc::raise(libc::SIGTSTP) };
-        }
+        stop_if_asked();
     }
 }
 

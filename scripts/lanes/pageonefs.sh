@@ -51,6 +51,8 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, an allocation has room at its start only" "$kernel" 300 'OPTIONS=no_range_room=1 TESTS=allocate_race MUST_FAIL=1' || failed=1
     boot "Linux $version, an allocation that ends early leaves its pages" "$kernel" 300 'OPTIONS=no_take_back=1 TESTS=allocate_ends MUST_FAIL=1' || failed=1
     boot "Linux $version, no length is committed" "$kernel" 300 'OPTIONS=no_commit=1 TESTS=commit MUST_FAIL=1' || failed=1
+    boot "Linux $version, a length commits fewer pages than none" "$kernel" 300 'OPTIONS=no_length_bound=1 TESTS=commit_far MUST_FAIL=1' || failed=1
+    boot "Linux $version, pages beyond the end merge" "$kernel" 300 'OPTIONS=no_end_check=1 TESTS=beyond_end MUST_FAIL=1' || failed=1
     boot "Linux $version, a sealed file is punched before it is refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=sealed MUST_FAIL=1' || failed=1
     boot "Linux $version, requests change something before they are refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=wrong_values MUST_FAIL=1' || failed=1
     boot "Linux $version, pages become private in the midst of faults" "$kernel" 300 'OPTIONS=slow_around=1500 TESTS=whole_pages' || failed=1

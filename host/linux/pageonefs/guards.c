@@ -37,6 +37,8 @@ GUARD(no_take_back, "an allocation that ends early leaves the pages that it made
 GUARD(no_whole_page, "a page becomes private when it is in the file already, and not locked");
 GUARD(no_first_check, "what refuses a call is looked at when it has changed something");
 GUARD(no_commit, "a file's length is not committed");
+GUARD(no_length_bound, "a file is as long as a number can say");
+GUARD(no_end_check, "pages beyond a file's end merge");
 
 unsigned int pofs_slow_us, pofs_slow_around;
 module_param_named(slow_around, pofs_slow_around, uint, 0400);

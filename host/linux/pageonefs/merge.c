@@ -119,6 +119,9 @@ static void lock_pages(struct merge_run *run, struct chunk *c)
 		if ((i && e->index <= c->e[i - 1].index) || e->index > (u64)MAX_LFS_FILESIZE >> PAGE_SHIFT || e->reserved)
 			continue;
 		e->result = -EAGAIN;
+		/* No cut is under way. Beyond the end nothing could be made private again. */
+		if (pofs_beyond_end(run->pi, e->index) && !pofs_no_end_check)
+			continue;
 		page = pofs_load(&xas, e->index);
 		if (!page)
 			continue;

@@ -106,6 +106,8 @@ extern bool pofs_no_take_back;
 extern bool pofs_no_whole_page;
 extern bool pofs_no_first_check;
 extern bool pofs_no_commit;
+extern bool pofs_no_length_bound;
+extern bool pofs_no_end_check;
 extern unsigned int pofs_slow_us, pofs_slow_around;
 #else
 #define pofs_no_pin_check false
@@ -126,6 +128,8 @@ extern unsigned int pofs_slow_us, pofs_slow_around;
 #define pofs_no_whole_page false
 #define pofs_no_first_check false
 #define pofs_no_commit false
+#define pofs_no_length_bound false
+#define pofs_no_end_check false
 #define pofs_no_payer false
 #define pofs_no_sure_charge false
 #define pofs_no_figures false

@@ -266,6 +266,8 @@ static bool readable(struct digest_run *run, struct page *page, pgoff_t index)
 {
 	bool ret = PageUptodate(page) && !PageHWPoison(page);
 
+	/* What does not merge. */
+	ret = ret && (pofs_no_end_check || !pofs_beyond_end(run->pi, index));
 	/* Not a page that is just being filled with what was merged. */
 	ret = ret && !xa_load(&run->pi->merged, index);
 	/* Pairs with the entry's removal, which comes after the copy. */

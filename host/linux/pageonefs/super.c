@@ -183,6 +183,9 @@ static int context_get_tree(struct fs_context *fc)
 	root->i_op = &pofs_dir_ops;
 	root->i_fop = &pofs_root_ops;
 	sb->s_op = &ps->ops;
+	/* tmpfs commits whole pages: of a longer file, fewer than none. */
+	if (!pofs_no_length_bound)
+		sb->s_maxbytes = MAX_LFS_FILESIZE & PAGE_MASK;
 	/* As memfds': security modules that go by paths pass it over. */
 	if (ps->store)
 		sb->s_flags |= SB_NOUSER;

@@ -22,7 +22,7 @@ static int chosen(const char *name, int argc, char **argv)
 int main(int argc, char **argv)
 {
 	const struct test *groups[] = { file_tests, hazard_tests, memory_tests, frame_tests, huge_tests, protect_tests, lend_tests,
-		account_tests, held_up_tests, refuse_tests, tenant_tests };
+		account_tests, committed_tests, held_up_tests, refuse_tests, tenant_tests };
 	int passed = 0, failed = 0, status;
 
 	setvbuf(stdout, 0, _IOLBF, 0);

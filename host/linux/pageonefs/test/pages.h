@@ -105,7 +105,7 @@ struct test {
 	void (*run)(void);
 };
 extern const struct test file_tests[], hazard_tests[], memory_tests[], frame_tests[], huge_tests[], protect_tests[];
-extern const struct test lend_tests[], account_tests[], held_up_tests[], refuse_tests[], tenant_tests[];
+extern const struct test lend_tests[], account_tests[], committed_tests[], held_up_tests[], refuse_tests[], tenant_tests[];
 
 /* Parameters of the module. */
 #define PARAMETERS "/sys/module/pageonefs/parameters/"

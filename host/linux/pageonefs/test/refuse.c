@@ -329,6 +329,28 @@ static void refused_lengths(void)
 	close(f.fd);
 }
 
+/* Pages beyond a file's end do not merge until it is longer: so a plain file has none that are. */
+static void beyond_end(void)
+{
+	struct pageonefs_plain plain;
+	struct file f = file_make(16);
+	uint64_t frame = 0, all[64];
+
+	CHECK(!fallocate(f.fd, FALLOC_FL_KEEP_SIZE, 0, 64 * PAGE));
+	f.pages = 64;
+	digests(f, all);
+	CHECK(!merge_patiently(control_open(MOUNT), f, 15, &frame));
+	CHECK(all[15] && !all[16] && !all[40] && merge_patiently(control_open(MOUNT), f, 16, &frame) == -EAGAIN);
+	CHECK(merge_patiently(control_open(MOUNT), f, 40, &frame) == -EAGAIN && describe(f.id).merged_pages == 1);
+	CHECK(!ftruncate(f.fd, 40 * PAGE + 1) && !merge_patiently(control_open(MOUNT), f, 40, &frame));
+	CHECK(merge_patiently(control_open(MOUNT), f, 41, &frame) == -EAGAIN);
+	plain.id = f.id;
+	CHECK(!ioctl(control_open(MOUNT), PAGEONEFS_MAKE_PLAIN, &plain));
+	CHECK(describe(f.id).merged_pages == 0);
+	close(f.fd);
+}
+
 const struct test refuse_tests[] = {
-	{ "sealed", sealed }, { "whole_pages", whole_pages }, { "wrong_values", wrong_values }, { "refused_lengths", refused_lengths }, { 0 },
+	{ "sealed", sealed }, { "whole_pages", whole_pages }, { "wrong_values", wrong_values }, { "refused_lengths", refused_lengths },
+	{ "beyond_end", beyond_end }, { 0 },
 };

@@ -24,7 +24,7 @@ extern "C" fn note(_: c_int) {
 /// Of a handler and the end of the last hold at least one sees what the other has stored.
 fn stop_if_asked() {
     if ASKED.swap(false, Ordering::SeqCst) {
-        // SAFETY: raise(3) may be called in a handler. The usual action is to stop this process, as was asked for.
+        // SAFETY: raise(3) may be called in a handler. The usual action is to stop this process.
         unsafe { libc::raise(libc::SIGTSTP) };
     }
 }

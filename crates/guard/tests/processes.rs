@@ -208,7 +208,8 @@ fn a_guard_outlives_what_ends_programs_until_its_work_is_done() {
         // SAFETY: the calls take numbers.
         let (session, ours) = unsafe { (libc::getsid(guards[0] as i32), libc::getsid(own)) };
         assert!(guards.len() == 1 && session == guards[0] as i32 && session != ours);
-        // The standard ones, a duplicate of the link, and a reference to the process. Now and then it looks at a file.
+        // The standard ones, a duplicate of the link, and a reference to the process. It looks at a
+        // file now and then.
         let open = || fs::read_dir(format!("/proc/{}/fd", guards[0])).unwrap().count();
         eventually("no other descriptor is open", || open() <= 5);
         signal(place.command.id(), ends);

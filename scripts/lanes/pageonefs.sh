@@ -53,6 +53,9 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, no length is committed" "$kernel" 300 'OPTIONS=no_commit=1 TESTS=commit MUST_FAIL=1' || failed=1
     boot "Linux $version, a length commits fewer pages than none" "$kernel" 300 'OPTIONS=no_length_bound=1 TESTS=commit_far MUST_FAIL=1' || failed=1
     boot "Linux $version, pages beyond the end merge" "$kernel" 300 'OPTIONS=no_end_check=1 TESTS=beyond_end MUST_FAIL=1' || failed=1
+    boot "Linux $version, a file becomes private in one call" "$kernel" 300 'OPTIONS=no_plain_bound=1 TESTS=plain_pieces MUST_FAIL=1' || failed=1
+    boot "Linux $version, a punch waits for a fault that sleeps" "$kernel" 300 'OPTIONS=no_bounded_wait=1 TESTS=throttled MUST_FAIL=1' || failed=1
+    boot "Linux $version, a harvest waits for a task that is throttled" "$kernel" 300 'OPTIONS=no_bounded_wait=1 TESTS=throttled_writes MUST_FAIL=1' || failed=1
     boot "Linux $version, a sealed file is punched before it is refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=sealed MUST_FAIL=1' || failed=1
     boot "Linux $version, requests change something before they are refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=wrong_values MUST_FAIL=1' || failed=1
     boot "Linux $version, pages become private in the midst of faults" "$kernel" 300 'OPTIONS=slow_around=1500 TESTS=whole_pages' || failed=1

@@ -89,6 +89,15 @@ static vm_fault_t not_made(int error)
 }
 
 /*
+ * Whether the next page is charged without sleep. Beyond memory.high a task sleeps for seconds in
+ * the charge after the one that found that, or as it leaves the kernel.
+ */
+static bool charged_at_once(void)
+{
+	return pofs_no_bounded_wait || !current->memcg_nr_pages_over_high;
+}
+
+/*
  * A write of a merged page by way of a shared mapping, all at once: it becomes private, and is
  * mapped writable. Pages are locked in the order of their index.
  */
@@ -109,7 +118,8 @@ static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 		return not_made(error);
 	}
 	pofs_count(private_faults);
-	for (n = 1; n < run && !PageCompound(pages[n - 1]); n++)
+	/* A harvest waits for the locks of those that are made. */
+	for (n = 1; n < run && !PageCompound(pages[n - 1]) && charged_at_once(); n++)
 		if (!xa_load(&pi->merged, vmf->pgoff + n) || pofs_make_private(pi, vmf->pgoff + n, false, &pages[n]))
 			break;
 	WRITE_ONCE(pi->write_end, vmf->pgoff + n);

@@ -38,6 +38,8 @@ GUARD(no_whole_page, "a page becomes private when it is in the file already, and
 GUARD(no_first_check, "what refuses a call is looked at when it has changed something");
 GUARD(no_commit, "a file's length is not committed");
 GUARD(no_length_bound, "a file is as long as a number can say");
+GUARD(no_plain_bound, "a file becomes private in one call");
+GUARD(no_bounded_wait, "a punch waits for faults as long as they take, and a harvest for tasks that are throttled");
 GUARD(no_end_check, "pages beyond a file's end merge");
 
 unsigned int pofs_slow_us, pofs_slow_around;

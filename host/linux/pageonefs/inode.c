@@ -431,17 +431,19 @@ static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
 static int unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 {
 	unsigned long index = first;
-	int ret = 0, one;
+	int ret = 0, one, made = 0;
 	void *entry;
 
 	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry;
 	     entry = xa_find_after(&pi->merged, &index, last, XA_PRESENT)) {
+		/* Each call makes some. */
+		if (made && (made >= PAGEONEFS_PLAIN_PAGES || signal_pending(current)) && !pofs_no_plain_bound)
+			return -EINTR;
 		one = unmerge_one(pi, index);
 		ret = ret ?: one;
 		if (one && one != -EHWPOISON)
 			return one;
-		if (fatal_signal_pending(current))
-			return -EINTR;
+		made += !one;
 		cond_resched();
 	}
 	return ret;
@@ -461,15 +463,15 @@ int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 	return ret;
 }
 
-/* From here on nothing of the file is merged, and what is becomes private. */
+/* From here on nothing of the file is merged, and what is becomes private. -EINTR: more is left. */
 int pofs_make_plain(struct pofs_inode *pi, unsigned int why)
 {
-	down_write(&pi->merging);
-	down_write(&pi->faults);
-	if (!pi->plain)
+	if (down_write_killable(&pi->merging))
+		return -EINTR;
+	if (!pi->plain) {
 		WRITE_ONCE(pi->plain, why);
-	up_write(&pi->faults);
+		pofs_news(POFS_SB(pofs_vfs(pi)->i_sb));
+	}
 	up_write(&pi->merging);
-	pofs_news(POFS_SB(pofs_vfs(pi)->i_sb));
 	return pofs_unmerge(pi, 0, ULONG_MAX);
 }

@@ -48,7 +48,7 @@ struct pofs_inode {
 	struct rw_semaphore faults;	/* held for reading by faults; not while it is punched (pofs_punch) */
 	struct rw_semaphore merging;	/* held for reading by merges; not while others change the file */
 	unsigned int blocked;		/* how many change the file now: there are no merges; under `merging` */
-	unsigned int plain;		/* PAGEONEFS_PLAIN_*; under `merging` and `faults` */
+	unsigned int plain;		/* PAGEONEFS_PLAIN_*; under `merging` */
 	bool gives;			/* a frame was given to the kernel to be mapped; stays */
 	unsigned int cuts;		/* calls under way that cut pages; under `merging` */
 	pgoff_t cut_first, cut_last;	/* what all of these cut, or more */

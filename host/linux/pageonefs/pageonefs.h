@@ -59,7 +59,8 @@
  *    Mappings of stores, and on 6.1 of plain files, are tmpfs's own: their pages are counted, and
  *    not refused.
  *  - A fault holds the file's `faults` for reading. A file that is punched unless it is pinned
- *    (pofs_punch) has no faults meanwhile, so that no page is mapped, and none can be pinned.
+ *    (pofs_punch) has no faults meanwhile, so that no page is mapped, and none can be pinned. A
+ *    fault may sleep for seconds (memory.high): so they are waited for some milliseconds only.
  *  - A huge page is mapped whole while nothing of its 2 MiB is merged: huge.c.
  *  - A page of a store's file may be a frame, too, and leaves the file before others would take it
  *    out: lend.c.
@@ -108,6 +109,8 @@ extern bool pofs_no_first_check;
 extern bool pofs_no_commit;
 extern bool pofs_no_length_bound;
 extern bool pofs_no_end_check;
+extern bool pofs_no_plain_bound;
+extern bool pofs_no_bounded_wait;
 extern unsigned int pofs_slow_us, pofs_slow_around;
 #else
 #define pofs_no_pin_check false
@@ -130,6 +133,8 @@ extern unsigned int pofs_slow_us, pofs_slow_around;
 #define pofs_no_commit false
 #define pofs_no_length_bound false
 #define pofs_no_end_check false
+#define pofs_no_plain_bound false
+#define pofs_no_bounded_wait false
 #define pofs_no_payer false
 #define pofs_no_sure_charge false
 #define pofs_no_figures false

@@ -126,7 +126,12 @@ struct pageonefs_merge {
 	__u32 merged;		/* out */
 };
 
-/* EHWPOISON: frames of it cannot be read; all other pages are private. */
+/*
+ * EHWPOISON: frames of it cannot be read; all other pages are private. EINTR: a signal came, or so
+ * many pages became private: call again. ENOMEM: who pays for them has no room.
+ */
+#define PAGEONEFS_PLAIN_PAGES	4096
+
 struct pageonefs_plain {
 	__u64 id;
 };
@@ -134,7 +139,8 @@ struct pageonefs_plain {
 /*
  * Makes [start, start + pages) holes, but for pages that somebody has pinned (VFIO, RDMA, direct
  * I/O on 6.12): a device would go on with a page that the file has no more. No pin comes between
- * the look and the hole. -EBUSY: the file is plain, its pages may be pinned unseen. -EPERM: it is
+ * the look and the hole. Pages stay, too, whose locks, or all while the file's faults, take more
+ * than some milliseconds. -EBUSY: the file is plain, its pages may be pinned unseen. -EPERM: it is
  * immutable, or can be appended to only.
  */
 struct pageonefs_punch {

@@ -184,6 +184,7 @@ impl Mount {
     /// # Errors
     ///
     /// `SRCH`: no such file. `NOMEM`, `NOSPC`: some pages are still merged; nothing more will be.
+    /// `INTR`: so are some, and another call goes on.
     pub fn make_plain(&self, id: u64) -> Result<(), Errno> {
         // SAFETY: `RawPlain` is PAGEONEFS_MAKE_PLAIN's argument, which the kernel only reads.
         unsafe { ioctl::ioctl(&self.root, Setter::<MAKE_PLAIN, _>::new(RawPlain { id })) }
@@ -191,7 +192,8 @@ impl Mount {
 
     /// Makes `pages` from `start` on holes, but for those that somebody has pinned: a device would
     /// go on with a page that the file has no more. `held` gets a bit for each of these, 64 pages
-    /// a word. Returns how many stayed.
+    /// a word. Returns how many stayed: those, too, of which a lock could not be had in some
+    /// milliseconds.
     ///
     /// # Errors
     ///

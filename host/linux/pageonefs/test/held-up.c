@@ -8,6 +8,7 @@
 #include <linux/falloc.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -109,6 +110,87 @@ static void full_waits(void)
 	CHECK(!rmdir(SLOW));
 }
 
+/* A task that fills a file by one call of the kernel's. */
+static pid_t fill_slowly(struct file f, char *m)
+{
+	pid_t child = fork_in(SLOW);
+
+	if (!child)
+		_exit(read(open("/dev/zero", O_RDONLY | O_CLOEXEC), m, f.pages * PAGE) != (ssize_t)(f.pages * PAGE));
+	return child;
+}
+
+/* Waits until it sleeps anew. Returns how many private pages there are then; 0: it has ended. */
+static uint64_t await_sleep(struct file f, pid_t sleeper, uint64_t before)
+{
+	uint64_t there = before;
+
+	while (there == before && !waitpid(sleeper, 0, WNOHANG)) {
+		usleep(1000);
+		there = asleep(sleeper) ? describe(f.id).private_pages : before;
+	}
+	return there == before ? 0 : there;
+}
+
+static int sleeps_still(struct file f, pid_t sleeper, uint64_t there)
+{
+	return there && asleep(sleeper) && describe(f.id).private_pages == there;
+}
+
+/* One task sleeps in a fault of a file, and the daemon punches that file. */
+static void throttled(void)
+{
+	enum { LONG = 4 * MANY, SLEEPS = 8 };
+	struct file f = file_make(LONG);
+	char *m = file_map(f);
+	uint64_t there = 0;
+	int windows = 0;
+	pid_t sleeper;
+
+	slow_group();
+	sleeper = fill_slowly(f, m);
+	for (int i = 0; i < SLEEPS; i++) {
+		there = await_sleep(f, sleeper, there);
+		punch(f, LONG - 64, 64);
+		windows += sleeps_still(f, sleeper, there);
+	}
+	/* Now and then it sleeps for a page table, before the fault has the file's lock. */
+	printf("    %d of %d times a punch came back while one slept in a fault\n", windows, SLEEPS);
+	CHECK(windows > SLEEPS / 2);
+	end(sleeper);
+	munmap(m, LONG * PAGE);
+	close(f.fd);
+	CHECK(!rmdir(SLOW));
+}
+
+/* One task sleeps among writes of merged pages, and the daemon takes their dirty bits. */
+static void throttled_writes(void)
+{
+	enum { TRIES = 8 };
+	uint64_t there, bits[MANY / 64];
+	int windows = 0;
+
+	slow_group();
+	for (int i = 0; i < TRIES; i++) {
+		struct file f = file_make(MANY);
+		char *m = file_map(f);
+		pid_t sleeper;
+
+		/* All have their bits. */
+		all_merged(f, m, 5);
+		sleeper = fill_slowly(f, m);
+		there = await_sleep(f, sleeper, 0);
+		harvest(f, bits);
+		windows += sleeps_still(f, sleeper, there);
+		end(sleeper);
+		munmap(m, MANY * PAGE);
+		close(f.fd);
+	}
+	printf("    %d of %d times a harvest came back while one slept\n", windows, TRIES);
+	CHECK(windows > TRIES / 2);
+	CHECK(!rmdir(SLOW));
+}
+
 /* Killed in the midst, an allocation leaves what was there, and what somebody has used since. */
 static void allocate_ends(void)
 {
@@ -186,5 +268,6 @@ static void allocate_race(void)
 }
 
 const struct test held_up_tests[] = {
-	{ "full_waits", full_waits }, { "allocate_ends", allocate_ends }, { "allocate_race", allocate_race }, { 0 },
+	{ "full_waits", full_waits }, { "throttled", throttled }, { "throttled_writes", throttled_writes },
+	{ "allocate_ends", allocate_ends }, { "allocate_race", allocate_race }, { 0 },
 };

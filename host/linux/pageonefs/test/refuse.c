@@ -350,7 +350,26 @@ static void beyond_end(void)
 	close(f.fd);
 }
 
+/* A large file becomes private in several calls, none of which takes long. */
+static void plain_pieces(void)
+{
+	enum { MORE = 100 };
+	struct file f = file_make(PAGEONEFS_PLAIN_PAGES + MORE);
+	struct pageonefs_plain plain = { f.id };
+	char *m = file_map(f);
+
+	all_merged(f, m, 5);
+	CHECK(describe(f.id).merged_pages > PAGEONEFS_PLAIN_PAGES);
+	CHECK(ioctl(control_open(MOUNT), PAGEONEFS_MAKE_PLAIN, &plain) && errno == EINTR);
+	CHECK(describe(f.id).plain && describe(f.id).merged_pages > 0 && describe(f.id).merged_pages <= MORE);
+	CHECK(!ioctl(control_open(MOUNT), PAGEONEFS_MAKE_PLAIN, &plain) && describe(f.id).merged_pages == 0);
+	for (uint32_t i = 0; i < f.pages; i++)
+		CHECK(holds(at(m, i), 5));
+	munmap(m, f.pages * PAGE);
+	close(f.fd);
+}
+
 const struct test refuse_tests[] = {
 	{ "sealed", sealed }, { "whole_pages", whole_pages }, { "wrong_values", wrong_values }, { "refused_lengths", refused_lengths },
-	{ "beyond_end", beyond_end }, { 0 },
+	{ "beyond_end", beyond_end }, { "plain_pieces", plain_pieces }, { 0 },
 };

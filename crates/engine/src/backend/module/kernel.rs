@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use kmem::pageonefs::{Ask, Bits, Entry, File as Listed, Harvest, MountInfo, OpenError, Stats};
 use parking_lot::Mutex;
@@ -14,7 +15,8 @@ pub(crate) trait Kernel: Send + Sync {
     fn harvest(&self, id: u64, start: u64, of: Bits, bits: &mut [u64]) -> Result<Harvest, Errno>;
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno>;
     fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno>;
-    /// Calls `punched` with what became holes, after each run. Pages that are pinned stay.
+    /// Calls `punched` with what became holes, after each run. Pages that are pinned stay, and
+    /// others may.
     fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno>;
 
     /// Keeps the mount open over some calls, which cost less then. It cannot be unmounted
@@ -74,6 +76,11 @@ impl MountPoint {
         self.open()?.files()
     }
 
+    /// A part of what is still merged.
+    pub(crate) fn make_plain(&self, id: u64) -> Result<(), Errno> {
+        self.open()?.make_plain(id)
+    }
+
     pub(crate) fn stats(&self) -> Result<Stats, Errno> {
         self.open()?.stats()
     }
@@ -95,17 +102,27 @@ impl Kernel for MountPoint {
     fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno> {
         let mount = self.open()?;
         let mut held = Vec::new();
-        for run in runs {
+        in_time(runs, PATIENCE, |run| {
             held.resize(run.len.div_ceil(64) as usize, 0);
             mount.punch(id, u64::from(run.page.0), u64::from(run.len), &mut held)?;
-            holes(*run, &held, punched);
-        }
-        Ok(())
+            holes(run, &held, punched);
+            Ok(())
+        })
     }
 
     fn hold(&self) -> Option<Held> {
         self.open().ok()
     }
+}
+
+/// How long runs are punched, while the guest waits for some of these pages.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Each call may wait some milliseconds for a task that is throttled. What it does not come to
+/// stays.
+fn in_time(runs: &[Run], most: Duration, mut punch: impl FnMut(Run) -> Result<(), Errno>) -> Result<(), Errno> {
+    let begin = Instant::now();
+    runs.iter().take_while(|_| begin.elapsed() <= most).try_for_each(|&run| punch(run))
 }
 
 /// The parts of a run without a bit.
@@ -125,6 +142,25 @@ mod tests {
     use wire::PageNo;
 
     use super::*;
+
+    #[test]
+    fn runs_that_take_long_leave_the_rest() {
+        let runs: Vec<Run> = (0..50).map(|page| Run::new(PageNo(2 * page), 1)).collect();
+        let punched = |most| {
+            let mut punched = Vec::new();
+            let punch = |run| {
+                std::thread::sleep(Duration::from_millis(2));
+                punched.push(run);
+                Ok(())
+            };
+            in_time(&runs, most, punch).unwrap();
+            punched
+        };
+        assert_eq!(punched(Duration::from_secs(1000)), runs);
+        let some = punched(Duration::from_millis(5));
+        assert!(!some.is_empty() && some.len() <= 3 && runs.starts_with(&some), "{some:?}");
+        assert_eq!(in_time(&runs, Duration::MAX, |_| Err(Errno::BUSY)), Err(Errno::BUSY));
+    }
 
     #[test]
     fn what_was_punched_lies_between_what_stayed() {

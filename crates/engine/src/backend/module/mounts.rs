@@ -68,6 +68,8 @@ pub(super) struct State {
     /// Where mounts tell of news.
     pub(super) told_by: Option<Arc<OwnedFd>>,
     busy: bool,
+    /// The plain file, with its device, of which a part was made private last.
+    pub(super) made_plain: (u64, u64),
     /// Sums over files that are gone.
     pub(super) gone: Totals,
 }

@@ -79,19 +79,29 @@ impl Files {
 
     /// Takes new files in, and lets those go that are gone.
     fn find_files(&self) {
-        let points: Vec<(u64, Arc<MountPoint>)> =
+        let points: BTreeMap<u64, Arc<MountPoint>> =
             self.state.lock().mounts.iter().map(|(&device, mount)| (device, mount.point.clone())).collect();
-        let (users, mut newest) = (Users::read(), None);
-        for (device, point) in points {
+        let (users, mut newest, mut plain) = (Users::read(), None, Vec::new());
+        for (&device, point) in &points {
             match point.files() {
                 Ok(listed) => {
                     newest = listed.iter().rfind(|listed| !has_pages(listed)).map(|listed| listed.id).max(newest);
                     self.take_in(device, &listed, &users);
+                    let merged = listed.iter().filter(|file| file.plain().is_some() && file.merged_pages > 0);
+                    plain.extend(merged.map(|file| (device, file.id)));
                 }
                 Err(why) => tracing::debug!("{}: its files cannot be listed: {why}", point.path.display()),
             }
         }
         self.state.lock().look_again(newest);
+        // A part of some in each round: who has pinned memory holds up nobody.
+        let made = self.state.lock().made_plain;
+        for (device, id) in in_turn(plain, made) {
+            self.state.lock().made_plain = (device, id);
+            if let Err(why) = points[&device].make_plain(id) {
+                tracing::debug!(id, "some of a plain file is still merged: {why}");
+            }
+        }
     }
 
     /// `listed`: in ascending order of the ids.
@@ -190,6 +200,17 @@ impl Files {
         }
         shared.headroom.below.set((pages + lent).saturating_sub(self.frames()) + recycled, unmerged);
     }
+}
+
+/// Plain files of which a round makes a part private.
+const PLAIN_FILES: usize = 8;
+
+/// The next ones behind the last one, and from the beginning again; `all` is in ascending order.
+fn in_turn<K: Ord + Copy>(mut all: Vec<K>, last: K) -> Vec<K> {
+    let next = all.partition_point(|&key| key <= last);
+    all.rotate_left(next);
+    all.truncate(PLAIN_FILES);
+    all
 }
 
 /// Nothing can be merged of a file that has none, and anybody can make many of those.
@@ -293,4 +314,24 @@ pub(crate) fn merge<'a, K: Kind, S: Steps<Stop = Errno> + Send>(
         }
     };
     by_threads(shared.config().workers().min(due.len()), work);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_files_have_their_turns_some_in_each_round() {
+        let all: Vec<u64> = (10..30).collect();
+        let (mut last, mut seen) = (0, Vec::new());
+        for _ in 0..5 {
+            let some = in_turn(all.clone(), last);
+            assert_eq!(some.len(), PLAIN_FILES);
+            last = some[PLAIN_FILES - 1];
+            seen.extend(some);
+        }
+        assert_eq!(seen, [&all[..], &all[..]].concat());
+        assert_eq!(in_turn(vec![3, 5], 3), [5, 3]);
+        assert!(in_turn(Vec::<u64>::new(), 3).is_empty());
+    }
 }

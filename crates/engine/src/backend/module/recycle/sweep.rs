@@ -2,7 +2,7 @@
 
 use std::ops::{ControlFlow, Range as Frames};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kmem::cpu::thread_time;
 use parking_lot::Mutex;
@@ -17,6 +17,10 @@ use crate::backend::module::file::File;
 use crate::core::content::index::Content;
 use crate::core::ledger::Entry;
 use crate::core::recycle::state::Recycling;
+
+/// How long a sweep may take: the other guests wait for it, and a task that is throttled may hold
+/// it up in each batch.
+const LONGEST: Duration = Duration::from_millis(500);
 
 pub(super) struct Sweeper {
     host: ppr::Host<Arc<ppr::Pool>>,
@@ -42,9 +46,10 @@ impl Sweeper {
         recycling: &Mutex<Recycling>,
         stopping: impl Fn() -> bool,
     ) {
-        let begin = thread_time();
+        let (begin, begun) = (thread_time(), Instant::now());
         let mut sum = Sweep::default();
-        let result = self.batches(files, &mut sum, || thread_time() - begin > budget || stopping());
+        let over = || thread_time() - begin > budget || begun.elapsed() > LONGEST || stopping();
+        let result = self.batches(files, &mut sum, over);
         sum.sweep_ns = (thread_time() - begin).as_nanos() as u64;
         let mut recycling = recycling.lock();
         let before = recycling.why().map(str::to_owned);
@@ -74,7 +79,7 @@ impl Sweeper {
             // Where the daemon dies in the midst, the guest waits for the next one.
             match host.recycle(left, SWEEP_PAGES, take) {
                 Ok(batch) => {
-                    // Another process than QEMU has pinned the rest.
+                    // Another process than QEMU has pinned the rest, or a throttled one holds it.
                     stayed |= punched < batch.pages;
                     ControlFlow::Continue(Recycled { pages: punched, ..batch })
                 }

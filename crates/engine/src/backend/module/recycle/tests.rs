@@ -43,6 +43,8 @@ struct OfModel {
     /// Pages that counted as recycled before each punch.
     known: Arc<Mutex<Vec<u64>>>,
     pinned: Arc<AtomicBool>,
+    /// How long each punch takes.
+    takes: Duration,
 }
 
 impl Ground for OfModel {
@@ -54,6 +56,7 @@ impl Ground for OfModel {
         Ok(Box::new(|file, runs, punched| {
             for run in runs {
                 self.known.lock().push(recycled(&self.files));
+                std::thread::sleep(self.takes);
                 self.fake.punch(file as u64 + 1, &[*run], punched)?;
             }
             Ok(())
@@ -70,6 +73,7 @@ struct Guest {
     recycling: Mutex<Recycling>,
     known: Arc<Mutex<Vec<u64>>>,
     pinned: Arc<AtomicBool>,
+    takes: Duration,
     fd: OwnedFd,
     map: SharedMap,
 }
@@ -82,7 +86,8 @@ impl Guest {
         let recycling = Recycling::new(taken.marks.clone(), Duration::from_secs(1));
         let pinned = Arc::new(AtomicBool::new(false));
         let (world, recycling) = (World::new(files, 1000), Mutex::new(recycling));
-        let mut guest = Self { world, sweeper: None, recycling, known: Arc::default(), pinned, fd, map };
+        let mut guest =
+            Self { world, sweeper: None, recycling, known: Arc::default(), pinned, takes: Duration::ZERO, fd, map };
         guest.manage(taken);
         guest
     }
@@ -98,7 +103,7 @@ impl Guest {
         }
         self.recycling.lock().locate(all.clone());
         let (fake, known, pinned) = (self.world.fake.clone(), self.known.clone(), self.pinned.clone());
-        let ground = OfModel { fake, files: self.files(), known, pinned };
+        let ground = OfModel { fake, files: self.files(), known, pinned, takes: self.takes };
         self.sweeper = Some(Sweeper::new(pool, all, Box::new(ground)));
     }
 
@@ -245,6 +250,21 @@ fn pages_that_a_device_has_pinned_stay_and_status_says_so() {
     ppr::Guest::new(&side).mark(frame(0, 20)..frame(0, 23));
     guest.sweep();
     assert_eq!((guest.content(0, 21), guest.recycled(), guest.why()), (0, 140, None));
+}
+
+#[test]
+fn a_guest_whose_punches_take_long_is_swept_in_several_turns() {
+    let mut guest = Guest::new(&[vec![1; 4096], vec![2; 80]]);
+    guest.takes = Duration::from_millis(300);
+    guest.restart();
+    ppr::Guest::new(&guest.side()).mark(frame(0, 0)..frame(0, 4096));
+    guest.sweep();
+    let (first, punches) = (guest.recycled(), guest.known.lock().len());
+    assert!(first > 0 && first < 4096, "{first} pages by {punches} punches");
+    for _ in 0..8 {
+        guest.sweep();
+    }
+    assert_eq!(guest.recycled(), 4096);
 }
 
 /// A monitor of a QEMU without a device, and what it is asked.

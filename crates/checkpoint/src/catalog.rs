@@ -55,7 +55,7 @@ pub use image::{Image, LeaseError};
 use index::{Index, Limits, Run};
 use list::{Entry, List, Needs, encode};
 pub use repack::Repacked;
-pub use store::Store;
+pub use store::{Store, ensure_name};
 pub use usage::{Held, Usage};
 pub use view::View;
 pub use writer::{PutOff, Writer, hash};
@@ -116,7 +116,7 @@ impl Checkpoint {
 
     /// Bytes that storing it took in the pool.
     pub fn stored_bytes(&self) -> u64 {
-        (self.new_pages + self.map_pages) * mpool::BLOCK as u64
+        self.new_pages.saturating_add(self.map_pages).saturating_mul(mpool::BLOCK as u64)
     }
 }
 

@@ -56,6 +56,7 @@ mod map;
 mod media_class;
 mod objects;
 mod pool;
+mod scratch;
 #[cfg(test)]
 mod sim;
 #[cfg(test)]
@@ -83,6 +84,7 @@ pub use objects::mlog::Mlog;
 pub use pool::check::{Depth, Report};
 pub use pool::registry::Registry;
 pub use pool::{Leased, OpenOptions, Pool, PoolProps, Rebuild, Rebuilt, Usage};
+pub use scratch::Scratch;
 
 /// Bytes of a block: the unit of direct I/O, of checksums and of maps.
 pub const BLOCK: usize = 4096;

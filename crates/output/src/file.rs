@@ -101,9 +101,28 @@ impl OutputFile {
         Ok(Self { file, path: path.to_owned(), existing, way })
     }
 
+    /// Begins a file where nothing has its name.
+    ///
+    /// # Errors
+    ///
+    /// [`FileError`].
+    pub fn create_new(path: &Path) -> Result<Self, FileError> {
+        let (directory, name) = place(path).map_err(io_error(path))?;
+        if rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+            return Err(FileError::Exists(path.to_owned()));
+        }
+        let (file, way) = nameless(directory).map_err(io_error(path))?;
+        Ok(Self { file, path: path.to_owned(), existing: Existing::Kept, way })
+    }
+
     /// Where to write. A device or a pipe takes bytes in their order only.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// The name that it gets.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Whether it is what the program's standard output is, too: nothing else belongs there then.
@@ -194,6 +213,40 @@ pub fn begin(path: &Path, existing: Existing) -> Result<File, FileError> {
     match create_at(&directory, name) {
         Err(Errno::EXIST) => Err(FileError::Exists(path.to_owned())),
         file => file.map_err(|e| io_error(path)(e.into())),
+    }
+}
+
+/// A directory for files that are being written, for its owner alone. Where it was not there it is
+/// made, with those above it, and is gone with this, unless it [stays](Self::stay).
+#[derive(Debug)]
+pub struct Directory(Vec<Temporary>);
+
+impl Directory {
+    /// Makes it, if need be.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn make(path: &Path) -> Result<Self, FileError> {
+        let missing: Vec<&Path> =
+            path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+        let make = |path: &&Path| {
+            let (above, name) = place(path)?;
+            Temporary::directory(above, name)
+        };
+        Ok(Self(missing.iter().rev().map(make).collect::<io::Result<_>>().map_err(io_error(path))?))
+    }
+
+    /// It stays, also if something fails later.
+    pub fn stay(mut self) {
+        self.0.drain(..).for_each(Temporary::stay);
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // The innermost first: those that are not empty stay.
+        while self.0.pop().is_some() {}
     }
 }
 

@@ -24,13 +24,14 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use checkpoint::{BeginError, ReadError, StoreError};
+use output::FileError;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::record::Description;
 
 pub use export::{Exported, export};
-pub use import::import;
+pub use import::{Place, Received, receive};
 
 /// The version of the form above.
 const FORMAT: u32 = 1;
@@ -51,6 +52,16 @@ pub struct About {
     pub description: Description,
     /// Number of images of each disk.
     images: Vec<usize>,
+    /// Bytes that they take on a file system; an earlier version does not say it.
+    #[serde(default)]
+    allocated: u64,
+}
+
+impl About {
+    /// Bytes of the guest's memory.
+    pub fn bytes(&self) -> u64 {
+        self.regions.iter().fold(0, |sum, (_, len)| sum.saturating_add(*len))
+    }
 }
 
 /// Why a snapshot cannot be written to an archive, or read from one.
@@ -71,10 +82,29 @@ pub enum ArchiveError {
     Claim(#[from] claims::ClaimError),
     #[error("this snapshot has {0} disks: name a directory for their images with --disks DIR")]
     NoPlace(usize),
+    #[error(
+        "the guest has {gib} GiB of RAM, more than {times} times what this host has left: use a larger host, or take the              archive for damaged"
+    )]
+    Ram { gib: u64, times: u64 },
+    #[error("{needed} MiB are needed in {}, and {free} MiB are free: free some, or name another place", directory.display())]
+    Room { directory: PathBuf, needed: u64, free: u64 },
+    #[error("{} is there already, and stays: give another name with --name, or another directory with --disks", .0.display())]
+    There(PathBuf),
+    #[error(transparent)]
+    File(FileError),
     #[error(transparent)]
     Begin(#[from] BeginError),
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl From<FileError> for ArchiveError {
+    fn from(error: FileError) -> Self {
+        match error {
+            FileError::Exists(path) => Self::There(path),
+            error => Self::File(error),
+        }
+    }
 }
 
 fn image_error(image: &Path) -> impl FnOnce(io::Error) -> ArchiveError + '_ {

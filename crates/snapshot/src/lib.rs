@@ -18,6 +18,9 @@ mod disks;
 mod facts;
 #[cfg(test)]
 mod fake;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod keep;
 pub mod memory;
 mod monitor;

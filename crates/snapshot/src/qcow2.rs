@@ -30,6 +30,8 @@ const HEADER: u32 = 104;
 const BACKING_FORMAT: u32 = 0xE279_2ACA;
 /// The incompatible feature of an image whose data are in another file.
 const DATA_FILE: u64 = 1 << 2;
+/// Bytes of the largest disk that an image can be put over: see [`make`].
+const LARGEST: u64 = 1 << 56;
 /// Bytes of a sector: a disk has whole ones.
 const SECTOR: u64 = 512;
 /// Bytes of the largest cluster; the header lies in the first one.
@@ -146,9 +148,20 @@ pub struct Backing {
 /// which format its backing file has. Without that the file's first bytes would tell, and if it is
 /// raw, a guest has written these.
 pub fn backing(image: &Path) -> io::Result<Option<Backing>> {
+    let below = backing_of(open(image)?)?;
+    // A name that is not absolute is beside the image.
+    let directory = image.parent().unwrap_or(Path::new("."));
+    Ok(below.map(|below| Backing { image: directory.join(below.image), ..below }))
+}
+
+/// The same of what begins here; a name that is not absolute stays as it is.
+///
+/// # Errors
+/// As [`backing`].
+pub fn backing_of(from: impl Read) -> io::Result<Option<Backing>> {
     let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let mut bytes = Vec::new();
-    open(image)?.take(LARGEST_CLUSTER).read_to_end(&mut bytes)?;
+    from.take(LARGEST_CLUSTER).read_to_end(&mut bytes)?;
     let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
     let long = |at: usize| Some(u64::from(word(at)?) << 32 | u64::from(word(at + 4)?));
     if !bytes.starts_with(MAGIC) {
@@ -181,9 +194,27 @@ pub fn backing(image: &Path) -> io::Result<Option<Backing>> {
             }
         }
     };
-    // A name that is not absolute is beside the image.
-    let directory = image.parent().unwrap_or(Path::new("."));
-    Ok(Some(Backing { image: directory.join(OsStr::from_bytes(name)), raw }))
+    Ok(Some(Backing { image: OsStr::from_bytes(name).into(), raw }))
+}
+
+/// Refuses an image whose tables do not lie in the file, and a disk that no image can be put over.
+///
+/// # Errors
+/// If it is such an image, is not qcow2, or cannot be read.
+pub fn ensure_whole(file: &File) -> io::Result<()> {
+    let (mut header, len) = ([0; 60], file.metadata()?.len());
+    file.read_exact_at(&mut header, 0)?;
+    let word = |at: usize| header[at..at + 4].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    let long = |at: usize| word(at) << 32 | word(at + 4);
+    let (cluster, size) =
+        (1_u64.checked_shl(word(20) as u32).filter(|bytes| (SECTOR..=LARGEST_CLUSTER).contains(bytes)), long(24));
+    let tables = cluster.map(|cluster| [(long(40), word(36) * 8), (long(48), word(56).saturating_mul(cluster))]);
+    let is_inside = |(at, bytes): &(u64, u64)| at.checked_add(*bytes).is_some_and(|end| end <= len);
+    match tables {
+        _ if header[..4] != *MAGIC => Err(io::Error::new(io::ErrorKind::InvalidData, "not a qcow2 image")),
+        Some(tables) if size <= LARGEST && tables.iter().all(is_inside) => Ok(()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "its header claims more than an image has")),
+    }
 }
 
 /// An image, the one below it, and so on. Each layer says which format the next one has: a guest

@@ -16,6 +16,9 @@ use crate::qcow2;
 use guests::words;
 
 const MAGIC: &[u8; 8] = b"PGSNAP01";
+/// Bytes of a description, at most: its longest part is a command line. As text it takes less than
+/// when it is read.
+pub(crate) const DESCRIPTION: u64 = 2 << 20;
 
 /// A guest's description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +133,7 @@ impl Record {
         let rest = bytes.strip_prefix(MAGIC).ok_or(Foreign)?;
         let (len, rest) = rest.split_first_chunk::<4>().ok_or(Foreign)?;
         let (description, stream) = rest.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or(Foreign)?;
+        let description = Some(description).filter(|text| text.len() as u64 <= DESCRIPTION).ok_or(Foreign)?;
         let description = serde_json::from_slice(description).map_err(|_| Foreign)?;
         Ok(Self { description, stream: stream.to_vec() })
     }

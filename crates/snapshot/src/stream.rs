@@ -109,6 +109,14 @@ impl<R: Read, P: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Splitter<R, P> {
         Ok(&self.out[start..])
     }
 
+    /// Refuses more than a device stream may have, before it is kept.
+    fn bound(&self) -> Result<(), StreamError> {
+        match self.out.len() > LONGEST {
+            true => Err(StreamError::Unknown(format!("a device state of more than {LONGEST} bytes"))),
+            false => Ok(()),
+        }
+    }
+
     fn word(&mut self) -> io::Result<u64> {
         Ok(u64::from_be_bytes(self.bytes()?))
     }
@@ -150,6 +158,7 @@ impl<R: Read, P: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Splitter<R, P> {
     /// A section up to the end of RAM; gives whether it is that.
     fn section(&mut self) -> Result<bool, StreamError> {
         let [kind] = self.bytes()?;
+        self.bound()?;
         let start = self.out.len();
         self.out.push(kind);
         match kind {
@@ -196,6 +205,7 @@ impl<R: Read, P: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Splitter<R, P> {
         match name.as_str() {
             "configuration/capabilities" => {
                 for _ in 0..u32::from_be_bytes(self.keep()?) {
+                    self.bound()?;
                     let [len] = self.keep()?;
                     self.keep_long(len.into())?;
                 }
@@ -211,6 +221,7 @@ impl<R: Read, P: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Splitter<R, P> {
     fn ram_words(&mut self) -> Result<bool, StreamError> {
         let mut kept = false;
         loop {
+            self.bound()?;
             let word = self.word()?;
             let (address, flags) = (word & !FLAGS, word & FLAGS);
             match flags & !CONTINUE {
@@ -237,6 +248,7 @@ impl<R: Read, P: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Splitter<R, P> {
     /// The blocks of memory and their lengths, with the address of each (`x-ignore-shared`).
     fn sizes(&mut self, mut left: u64) -> Result<(), StreamError> {
         while left > 0 {
+            self.bound()?;
             let (name, len, address) = (self.name()?, self.word()?, self.word()?);
             // Devices' memory has a path.
             let is_ram = len == self.ram && !name.contains('/') && self.main.is_none();

@@ -16,6 +16,7 @@ mod full;
 mod guests;
 mod guide;
 mod headroom;
+mod hostile;
 mod metrics;
 mod migration;
 mod module;

@@ -4,6 +4,7 @@
 //! the same when repacking gives the checkpoint another map. It is written together with the
 //! checkpoint's record; without that one it means nothing.
 
+use std::collections::HashSet;
 use std::io::IoSlice;
 
 use mpool::MblockWriter;
@@ -46,13 +47,10 @@ impl View {
     pub fn beside_checkpoint(&self, checkpoint: &Checkpoint) -> Result<Option<Vec<u8>>, ReadError> {
         let Some(attached) = self.attached.get(&checkpoint.number) else { return Ok(None) };
         let read = || -> Result<Vec<u8>, Flaw> {
+            let once: HashSet<u64> = attached.mblocks.iter().copied().collect();
             let mut all = Vec::new();
-            for id in &attached.mblocks {
-                let mblock = self.pool.mblock(*id)?;
-                let (start, len) = (all.len(), mblock.props().len);
-                claims::memory(start as u64 + len)?;
-                all.resize(start + len as usize, 0);
-                mblock.read(0, &mut all[start..])?;
+            for id in attached.mblocks.iter().filter(|_| once.len() == attached.mblocks.len()) {
+                all.append(&mut self.whole(*id)?);
             }
             if all.len() as u64 != attached.bytes {
                 return Err(Flaw::Beside { is: all.len() as u64, expected: attached.bytes });

@@ -83,9 +83,7 @@ impl View {
         if !whole || len >= MOST_BYTES {
             return Err(Flaw::Regions(len));
         }
-        let mblock = self.pool.mblock(checkpoint.root)?;
-        let mut bytes = claims::zeroed(mblock.props().len)?;
-        mblock.read(0, &mut bytes)?;
+        let bytes = self.whole(checkpoint.root)?;
         let no_root = || Flaw::Root(checkpoint.root);
         let (pages, found): (u64, Vec<Option<Entry>>) = postcard::from_bytes(&bytes).map_err(|_| no_root())?;
         let expected = len / BLOCK as u64;

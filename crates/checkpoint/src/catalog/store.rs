@@ -190,14 +190,23 @@ impl Store {
     }
 }
 
+/// Refuses what is no checkpoint's name.
+///
+/// # Errors
+/// [`BeginError::Name`].
+pub fn ensure_name(name: &str) -> Result<(), BeginError> {
+    match name.is_empty() || name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
+        true => Err(BeginError::Name),
+        false => Ok(()),
+    }
+}
+
 impl State {
     pub(super) fn begin(&mut self, name: &str) -> Result<(Pool, Compared), BeginError> {
         if self.names.contains(name) || self.catalog.checkpoints.iter().any(|c| c.name == name) {
             return Err(BeginError::Exists(name.into()));
         }
-        if name.is_empty() || name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
-            return Err(BeginError::Name);
-        }
+        ensure_name(name)?;
         self.catalog.ensure_whole()?;
         // What the others have stored looks like leftovers.
         if self.names.is_empty() {

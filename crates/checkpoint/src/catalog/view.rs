@@ -8,6 +8,9 @@ use super::compressed::DataMblock;
 use super::list::{Attached, Data};
 use super::{CatalogDamage, Checkpoint, FindError, Flaw, PageFlaw, ReadError, Warning};
 
+/// Bytes of an mblock that are read at once.
+const AT_ONCE: usize = 1 << 20;
+
 /// The checkpoints of a pool, to be read.
 #[derive(Clone)]
 pub struct View {
@@ -58,6 +61,19 @@ impl View {
     pub(super) fn data_mblock(&self, id: u64) -> Result<DataMblock, Flaw> {
         let gone = Flaw::NoPage { page: 0, mblock: id };
         Ok(DataMblock::new(self.pool.mblock(id)?, *self.data.get(&id).ok_or(gone)?))
+    }
+
+    /// All bytes of an mblock. Memory is taken as they are read, and checked.
+    pub(super) fn whole(&self, id: u64) -> Result<Vec<u8>, Flaw> {
+        let mblock = self.pool.mblock(id)?;
+        let (len, mut bytes) = (mblock.props().len, Vec::new());
+        claims::memory(len)?;
+        while (bytes.len() as u64) < len {
+            let start = bytes.len();
+            bytes.resize(len.min((start + AT_ONCE) as u64) as usize, 0);
+            mblock.read(start as u64, &mut bytes[start..])?;
+        }
+        Ok(bytes)
     }
 
     /// The warning that pages of this data mblock are stored again.

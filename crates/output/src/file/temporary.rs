@@ -1,4 +1,4 @@
-//! Names that files have until they are whole. Errors, SIGINT, SIGTERM and SIGHUP remove them.
+//! Names that files and directories have until they are whole. Errors, SIGINT, SIGTERM and SIGHUP remove them.
 //!
 //! ```text
 //! SIGINT ─▶ handler ─pipe─▶ thread: removes all names, restores the usual action, sends it again
@@ -12,40 +12,70 @@
 
 use std::ffi::{OsStr, OsString, c_int};
 use std::io::{self, PipeWriter, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::fs::{AtFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use super::{Existing, FileError, in_place, io_error};
 
 const SIGNALS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
-/// Names, and the directories that they are in.
-static NAMES: Mutex<Vec<(OwnedFd, OsString)>> = Mutex::new(Vec::new());
+/// Names, the directories that they are in, and whether they are directories.
+static NAMES: Mutex<Vec<(OwnedFd, OsString, AtFlags)>> = Mutex::new(Vec::new());
 /// Takes the number of a signal. It is there once the thread is.
 static WAKE: OnceLock<PipeWriter> = OnceLock::new();
 
-/// A name that nobody guesses. It is gone with this.
+/// A name that is gone with this.
 #[derive(Debug)]
 pub(super) struct Temporary {
     pub(super) directory: OwnedFd,
     pub(super) name: OsString,
+    /// How it is removed. `None`: it stays.
+    how: Option<AtFlags>,
+    /// The descriptor by which its guard knows it.
+    key: RawFd,
 }
 
 impl Temporary {
-    /// Chooses one. The file is made after this: there is no moment at which a signal leaves it.
+    /// Chooses one that nobody guesses. The file is made after this: there is no moment at which a
+    /// signal leaves it.
     pub(super) fn new(directory: OwnedFd) -> io::Result<Self> {
         let mut random = [0; 16];
         // Without randomness the name is one that may be there already, which is an error.
         let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
         let name: OsString = format!(".pageone-{:032x}", u128::from_ne_bytes(random)).into();
+        Self::of(directory, name, AtFlags::empty(), || Ok(()))
+    }
+
+    /// A directory, which is made.
+    pub(super) fn directory(above: OwnedFd, name: &OsStr) -> io::Result<Self> {
+        let other = above.try_clone()?;
+        let make = || Ok(rustix::fs::mkdirat(other, name, Mode::RWXU)?);
+        Self::of(above, name.to_owned(), AtFlags::REMOVEDIR, make)
+    }
+
+    /// What `make` makes of the name is removed, too: no signal ends the process meanwhile.
+    fn of(directory: OwnedFd, name: OsString, how: AtFlags, make: impl FnOnce() -> io::Result<()>) -> io::Result<Self> {
         let mut names = names();
         start()?;
-        names.push((directory.try_clone()?, name.clone()));
+        let own = directory.try_clone()?;
+        let key = own.as_raw_fd();
+        names.push((own, name.clone(), how));
         exchange(libc::SIG_DFL, handler());
-        Ok(Self { directory, name })
+        if let Err(error) = make() {
+            drop(names);
+            forget(key);
+            return Err(error);
+        }
+        Ok(Self { directory, name, how: Some(how), key })
+    }
+
+    /// Its name stays.
+    pub(super) fn stay(mut self) {
+        forget(self.key);
+        self.how = None;
     }
 
     /// Gives the file a name that nothing has.
@@ -71,16 +101,22 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        let _ = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
-        let mut names = names();
-        names.retain(|(_, name)| *name != self.name);
-        if names.is_empty() {
-            exchange(handler(), libc::SIG_DFL);
+        if let Some(how) = self.how {
+            let _ = rustix::fs::unlinkat(&self.directory, &self.name, how);
+            forget(self.key);
         }
     }
 }
 
-fn names() -> MutexGuard<'static, Vec<(OwnedFd, OsString)>> {
+fn forget(key: RawFd) {
+    let mut names = names();
+    names.retain(|(own, _, _)| own.as_raw_fd() != key);
+    if names.is_empty() {
+        exchange(handler(), libc::SIG_DFL);
+    }
+}
+
+fn names() -> MutexGuard<'static, Vec<(OwnedFd, OsString, AtFlags)>> {
     NAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -116,8 +152,9 @@ fn end_by(signal: c_int) {
     if ![handler(), libc::SIG_DFL].contains(&action(signal)) {
         return;
     }
-    for (directory, name) in &*names {
-        let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
+    // What is in a directory comes after it.
+    for (directory, name, how) in names.iter().rev() {
+        let _ = rustix::fs::unlinkat(directory, name, *how);
     }
     set(signal, libc::SIG_DFL);
     // SAFETY: the usual action is to end this process, as was asked for.

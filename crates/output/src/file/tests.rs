@@ -54,6 +54,27 @@ fn a_regular_file_stays_without_force_and_is_replaced_with_it_and_no_other_file_
 }
 
 #[test]
+fn a_directory_that_was_made_is_gone_with_what_failed_and_is_its_owners_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (above, inner) = (dir.path().join("above"), dir.path().join("above/inner"));
+    let made = Directory::make(&inner).unwrap();
+    assert_eq!(std::fs::metadata(&inner).unwrap().mode() & 0o777, 0o700);
+    drop(made);
+    assert!(!above.exists());
+    std::fs::create_dir(&above).unwrap();
+    drop(Directory::make(&above).unwrap());
+    assert!(above.exists(), "it was there before");
+    let made = Directory::make(&inner).unwrap();
+    std::fs::write(inner.join("other"), "").unwrap();
+    drop(made);
+    assert!(inner.exists(), "somebody else uses it");
+    std::fs::remove_dir_all(&inner).unwrap();
+    Directory::make(&inner).unwrap().stay();
+    assert!(inner.exists());
+    assert!(Directory::make(Path::new("/proc/none/of/them")).is_err());
+}
+
+#[test]
 fn without_nameless_files_a_random_name_is_used_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out");

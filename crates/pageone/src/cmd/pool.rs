@@ -3,6 +3,7 @@
 mod kept;
 mod rebuild;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,10 @@ impl Names {
 
     /// Opens a pool by its name or path.
     pub(crate) fn open(&self, name: &str, access: Access) -> Result<Pool> {
+        self.try_open(name, access).map_err(|error| explain(name, error))
+    }
+
+    fn try_open(&self, name: &str, access: Access) -> Result<Pool> {
         let path = self.registry().find(name)?;
         Ok(Pool::open(&path, OpenOptions { access, ..OpenOptions::default() })?)
     }
@@ -59,7 +64,7 @@ impl Names {
     pub(crate) fn open_soon(&self, name: &str, access: Access) -> Result<Pool> {
         let (start, mut until, mut said) = (Instant::now(), Instant::now() + MOMENT, false);
         loop {
-            let busy = match self.open(name, access) {
+            let busy = match self.try_open(name, access) {
                 Err(e) if is_busy(&e) => e,
                 opened => return opened,
             };
@@ -69,7 +74,7 @@ impl Names {
             }
             if Instant::now() > until {
                 match checkpoint::serve::list(&self.registry().find(name)?) {
-                    Ok(None) => return Err(busy),
+                    Ok(None) => return Err(explain(name, busy)),
                     // It stores checkpoints, or has ended just now.
                     Ok(Some(_)) | Err(_) => until = Instant::now() + MOMENT,
                 }
@@ -88,7 +93,7 @@ impl Names {
     ) -> Result<T> {
         let start = Instant::now();
         loop {
-            let busy = match self.open(name, Access::Shared) {
+            let busy = match self.try_open(name, Access::Shared) {
                 Ok(pool) => return own(pool),
                 Err(e) if is_busy(&e) => e,
                 Err(e) => return Err(e),
@@ -97,11 +102,32 @@ impl Names {
                 Ok(Some(read)) => return Ok(read),
                 // The other program begins or ends just now.
                 Ok(None) | Err(ServeError::Broken) if start.elapsed() < PATIENCE => std::thread::sleep(RETRY),
-                Ok(None) => return Err(busy),
+                Ok(None) => return Err(explain(name, busy)),
                 Err(e) => return Err(e.into()),
             }
         }
     }
+}
+
+/// Says who has a busy pool open, and what to do.
+fn explain(name: &str, error: anyhow::Error) -> anyhow::Error {
+    let Some(PoolError::Busy(path)) = error.downcast_ref() else { return error };
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let pid = std::fs::metadata(path).ok().and_then(|meta| holder(&locks, meta.dev(), meta.ino()));
+    let words = pid.and_then(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).ok()).unwrap_or_default();
+    let words: Vec<_> = words.split(|byte| *byte == 0).take(3).map(String::from_utf8_lossy).collect();
+    let who = pid.map_or("another program".into(), |pid| format!("process {pid} ({})", words.join(" ").trim()));
+    error.context(format!("pool {name} is used by {who}; try again when that has ended"))
+}
+
+/// The process that has a lock of the file with this number (`flock(2)`), by `/proc/locks`.
+fn holder(locks: &str, dev: u64, ino: u64) -> Option<i32> {
+    let file = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));
+    let of = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        (words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&&*file)).then(|| words[4].parse().ok())?
+    };
+    locks.lines().find_map(of)
 }
 
 /// Whether another program has the pool open.
@@ -334,9 +360,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             check(&Pool::open(&path, OpenOptions { access, salvage: *salvage, ..OpenOptions::default() })?, !metadata)?;
         }
         Command::Ls { name, json } => kept::ls(names, name, *json)?,
-        Command::Du { name, json } => kept::du(&names.open(name, Access::Shared)?, *json)?,
-        Command::Rm { name, checkpoint } => kept::remove(&names.open(name, Access::Exclusive)?, checkpoint)?,
-        Command::Repack { name, compress } => kept::repack(&names.open(name, Access::Exclusive)?, *compress)?,
+        Command::Du { name, json } => kept::du(&names.open_soon(name, Access::Shared)?, *json)?,
+        Command::Rm { name, checkpoint } => kept::remove(&names.open_soon(name, Access::Exclusive)?, checkpoint)?,
+        Command::Repack { name, compress } => kept::repack(&names.open_soon(name, Access::Exclusive)?, *compress)?,
     }
     Ok(())
 }
@@ -426,4 +452,26 @@ fn check(pool: &Pool, data: bool) -> Result<()> {
     let kept = kept::check(pool, data)?;
     ensure!(report.is_clean() && kept == 0, "{} findings", report.findings.len() + kept);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_that_has_a_pool_open_is_known() {
+        let locks = "1: POSIX  ADVISORY  WRITE 7 fe:00:12 0 EOF\n2: FLOCK  ADVISORY  WRITE 8 fe:00:123 0 EOF\n\
+                     2: -> FLOCK  ADVISORY  WRITE 9 fe:00:12 0 EOF\n3: FLOCK  ADVISORY  READ 10 fe:00:12 0 EOF\n4: x";
+        assert_eq!(holder(locks, rustix::fs::makedev(0xfe, 0), 12), Some(10));
+        assert_eq!(holder(locks, rustix::fs::makedev(0xfe, 1), 12), None);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        let pool = Pool::create(&path, "store").unwrap();
+        let names = Names { pools: Some(dir.path().join("names")) };
+        let said = names.open(path.to_str().unwrap(), Access::Shared).map(drop).unwrap_err();
+        assert!(is_busy(&said), "{said}");
+        assert!(said.to_string().contains(&format!("is used by process {} (", std::process::id())), "{said}");
+        drop(pool);
+        assert!(names.open(path.to_str().unwrap(), Access::Shared).is_ok());
+    }
 }

@@ -66,12 +66,6 @@ pub(crate) struct Which {
 }
 
 impl Which {
-    fn open(&self, access: Access) -> Result<(Pool, Catalog)> {
-        let pool = self.names.open(&self.pool, access)?;
-        let catalog = Catalog::open(&pool)?;
-        Ok((pool, catalog))
-    }
-
     /// Opens it for reading, as soon as no other program writes to it.
     fn open_soon(&self) -> Result<(Pool, Catalog)> {
         let pool = self.names.open_soon(&self.pool, Access::Shared)?;
@@ -95,9 +89,9 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
         Command::Prune(args) => prune::run(args),
         Command::Export(args) => archive::export(args),
         Command::Import(args) => archive::import(args),
-        Command::Ls { names, pool, json } => ls(&names.open(pool, Access::Shared)?, *json),
+        Command::Ls { names, pool, json } => ls(&names.open_soon(pool, Access::Shared)?, *json),
         Command::Rm(which) => {
-            let (_pool, mut catalog) = which.open(Access::Exclusive)?;
+            let mut catalog = Catalog::open(&which.names.open_soon(&which.pool, Access::Exclusive)?)?;
             // Also one that is damaged.
             let checkpoint = catalog.find(&which.name)?;
             if !catalog.has_beside(checkpoint) {

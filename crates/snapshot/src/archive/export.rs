@@ -1,7 +1,8 @@
 //! Writing an archive.
 
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use checkpoint::{Image, ReadError};
 use mpool::{AlignedBuf, BLOCK};
@@ -42,6 +43,7 @@ pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> 
         regions: what.regions.into(),
         description: description.clone(),
         images: chains.iter().map(Vec::len).collect(),
+        allocated: chains.iter().flatten().map(|image| allocated(image)).sum(),
     };
     let mut out = Out { tar: Builder::new(out), sum: Xxh3::new() };
     let json = serde_json::to_vec_pretty(&about).map_err(io::Error::other)?;
@@ -68,6 +70,11 @@ pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> 
     out.put("xxh3", sum.len() as u64, sum.as_bytes())?;
     out.tar.into_inner()?.flush()?;
     Ok(())
+}
+
+/// Bytes that an image takes on its file system. What cannot be read is said when it is copied.
+fn allocated(image: &Path) -> u64 {
+    std::fs::metadata(image).map_or(0, |meta| meta.len().min(meta.blocks() * 512))
 }
 
 /// A disk's image, the one below it, and so on.

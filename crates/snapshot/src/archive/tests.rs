@@ -64,6 +64,14 @@ fn archive(directory: &Path) -> Vec<u8> {
     out
 }
 
+/// Reads an archive with a pool and `disks` in this directory, and stores it.
+fn import(from: impl Read, directory: &Path, store: &Store) -> Result<About, ArchiveError> {
+    let is_taken = |name: &str| store.view().find(name).is_ok();
+    let place =
+        super::Place { pool: directory, disks: Some(&directory.join("disks")), name: None, is_taken: &is_taken };
+    receive(from, &place)?.store(store, || {})
+}
+
 /// A pool and a directory for images into which archives are read.
 struct Place {
     directory: tempfile::TempDir,
@@ -74,19 +82,19 @@ impl Place {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let pool = Pool::create(&directory.path().join("pool"), "to").unwrap();
-        std::fs::create_dir(directory.path().join("disks")).unwrap();
         Self { directory, store: Store::new(Catalog::open(&pool).unwrap()) }
     }
 
     fn import(&self, from: impl Read) -> Result<About, ArchiveError> {
-        import(from, &self.store, None, Some(&self.directory.path().join("disks")))
+        import(from, self.directory.path(), &self.store)
     }
 
     /// Why an archive is refused. Nothing of it is left.
     fn refuses(&self, from: impl Read) -> String {
         let error = self.import(from).map(drop).unwrap_err().to_string();
         assert!(self.store.view().checkpoints().is_empty(), "{error}");
-        assert_eq!(std::fs::read_dir(self.directory.path().join("disks")).unwrap().count(), 0, "{error}");
+        let left: Vec<_> = std::fs::read_dir(self.directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["pool"], "{error}");
         error
     }
 }
@@ -111,8 +119,16 @@ fn plain(name: &str, content: &[u8]) -> Vec<u8> {
 fn about(bytes: u64) -> Vec<u8> {
     let description = record(Vec::new()).description;
     let (name, source) = ("one".into(), "q 1".into());
-    let about =
-        About { format: FORMAT, name, created: 1, source, regions: vec![(0, bytes)], description, images: vec![] };
+    let about = About {
+        format: FORMAT,
+        name,
+        created: 1,
+        source,
+        regions: vec![(0, bytes)],
+        description,
+        images: vec![],
+        allocated: 0,
+    };
     plain("snapshot.json", &serde_json::to_vec(&about).unwrap())
 }
 
@@ -141,7 +157,7 @@ fn an_image_that_shows_a_file_of_the_host_is_refused() {
     qcow2::create_over(&lie, &secret, false).unwrap();
     bytes[at..at + 512].copy_from_slice(&std::fs::read(lie).unwrap()[..512]);
     let error = to.refuses(&bytes[..]);
-    assert!(error.contains("its image disk-0-0 shows files that are not in the archive"), "{error}");
+    assert!(error.contains("its image disk-0-1: it shows files that are not in the archive"), "{error}");
 }
 
 #[test]
@@ -177,20 +193,62 @@ fn an_entry_that_speaks_of_another_one_is_refused_unread() {
 fn a_length_that_cannot_be_is_refused_before_anything_is_read() {
     let to = Place::new();
     let error = to.refuses(&entry("snapshot.json", b'0', 1 << 40, b"{}")[..]);
-    assert!(error.contains("it has 1099511627776 bytes, and at most 16777216 are read"), "{error}");
+    assert!(error.contains("it has 1099511627776 bytes, and at most 2097152 are read"), "{error}");
     let before = [about(8192), plain("devices", b"")].concat();
     for (more, why) in [
         (entry("pages", b'0', 24, &[0; 24]), "it has 24 bytes, and at most 16 are read"),
-        (plain("pages", &2_u64.to_le_bytes()), "it has pages that the guest has not"),
-        ([plain("pages", &[0; 8]), entry("ram", b'0', 1 << 50, b"")].concat(), "lists 1 pages, and 1125899906842624"),
+        (plain("pages", &2_u64.to_le_bytes()), "its pages are none that the guest has"),
+        (
+            [plain("pages", &[0; 8]), entry("ram", b'0', 1 << 50, b"")].concat(),
+            "its part ram: it has 1125899906842624 bytes, and at most 4096",
+        ),
     ] {
         let error = to.refuses(&[&before[..], &more].concat()[..]);
         assert!(error.contains(why), "{error}");
     }
+    let few = [&before[..], &plain("pages", &[0; 8]), &plain("ram", &[0; 512])].concat();
+    assert!(to.refuses(&few[..]).contains("it lists 1 pages, and 512 bytes of them"));
     // Memory that no guest has.
     for bytes in [1 << 44, !4095, 4097] {
         assert!(to.refuses(&about(bytes)[..]).contains("its regions cannot be"), "{bytes}");
     }
+    assert!(to.refuses(&about((1 << 44) - 4096)[..]).contains("has 16383 GiB of RAM, more than 32 times what"));
+}
+
+#[test]
+fn what_there_is_no_room_for_is_refused_with_both_figures() {
+    let to = Place::new();
+    let mut about: About = serde_json::from_slice(about(8192)[512..].split(|byte| *byte == 0).next().unwrap()).unwrap();
+    about.description.disks = vec![Disk { word: "d".into(), image: "/d".into(), raw: true, ..Disk::default() }];
+    (about.images, about.allocated) = (vec![1], 1 << 60);
+    let bytes = [plain("snapshot.json", &serde_json::to_vec(&about).unwrap()), plain("devices", b"")].concat();
+    let error = to.refuses(&[bytes, plain("pages", b""), plain("ram", b"")].concat()[..]);
+    assert!(
+        error.starts_with("1099511627776 MiB are needed in ") && error.contains(" MiB are free: free some"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_image_is_sparse_and_its_directory_is_its_owners_and_a_file_that_is_there_stays() {
+    use std::os::unix::fs::MetadataExt;
+    let (from, to) = (tempfile::tempdir().unwrap(), Place::new());
+    let bytes = archive(from.path());
+    to.import(&bytes[..]).unwrap();
+    let disks = to.directory.path().join("disks");
+    let meta = |name: &str| std::fs::metadata(disks.join(name)).unwrap();
+    let base = meta("one.disk-0-1");
+    assert!(base.blocks() * 512 < base.len(), "zeros are holes");
+    assert_eq!((std::fs::metadata(&disks).unwrap().mode() & 0o777, base.mode() & 0o777), (0o700, 0o400));
+    let error = to.import(&bytes[..]).map(drop).unwrap_err();
+    assert!(matches!(error, ArchiveError::Begin(checkpoint::BeginError::Exists(_))), "{error}");
+    let other = Place::new();
+    std::fs::create_dir(other.directory.path().join("disks")).unwrap();
+    let there = other.directory.path().join("disks/one.disk-0-1");
+    rustix::fs::mknodat(rustix::fs::CWD, &there, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    let error = other.import(&bytes[..]).map(drop).unwrap_err().to_string();
+    assert!(error.contains("one.disk-0-1 is there already, and stays: give another name with --name"), "{error}");
+    assert_eq!(std::fs::read_dir(other.directory.path().join("disks")).unwrap().count(), 1);
 }
 
 /// Images go when the snapshot is known not to be there, and only then.
@@ -205,13 +263,13 @@ fn the_images_of_a_snapshot_that_may_be_there_stay() {
         let store = Store::new(Catalog::open(&pool).unwrap());
         let before = memory.changes();
         memory.fail(before + change..u64::MAX, made);
-        let outcome = import(&archive[..], &store, None, Some(disks.path()));
+        let outcome = import(&archive[..], disks.path(), &store);
         let is_over = memory.changes() <= before + change;
         drop(store);
         drop(pool);
         let pool = Pool::open_on(Arc::new(memory.copy()), Path::new("/pool"), mpool::OpenOptions::default()).unwrap();
         let there = Catalog::open(&pool).unwrap().find("one").is_ok();
-        let images = std::fs::read_dir(disks.path()).unwrap().count();
+        let images = std::fs::read_dir(disks.path().join("disks")).map_or(0, |all| all.count());
         match outcome {
             Ok(_) => assert!(there && images == 2),
             Err(ArchiveError::Store(error)) if error.is_unknown() => {

@@ -48,7 +48,7 @@ pub(super) fn du(pool: &Pool, json: Json) -> Result<()> {
     let usage = catalog.usage();
     let logical: u64 = catalog.checkpoints().iter().map(|c| c.bytes()).sum();
     let physical: u64 = pool.usage()?.classes.iter().map(|c| c.used_bytes).sum();
-    let bytes = |pages: u64| pages * BLOCK as u64;
+    let bytes = |pages: u64| pages.saturating_mul(BLOCK as u64);
     let held = |name: &str| usage.checkpoints.get(name).copied();
     let alone = |c: &Checkpoint| held(&c.name).map(|held| bytes(held.alone));
     let freed = |c: &Checkpoint| held(&c.name).map(|held| bytes(held.freed));

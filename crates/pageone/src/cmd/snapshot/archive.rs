@@ -3,13 +3,15 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use checkpoint::{Catalog, Image, Store};
 use control::units::size;
 use mpool::Access;
 use output::OutputFile;
-use snapshot::archive::{self, Exported};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use snapshot::archive::{self, Exported, Place};
 
 use super::Which;
 use super::clones::Leased;
@@ -69,15 +71,27 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
         Some(path) => Box::new(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
         None => Box::new(io::stdin().lock()),
     };
+    // While the archive comes the pool is free for others.
+    let pool = args.names.open_soon(&args.pool, Access::Shared)?;
+    let (path, catalog) = (pool.path().to_owned(), Catalog::open(&pool)?);
+    let known: Vec<String> = catalog.checkpoints().iter().map(|c| c.name.clone()).collect();
+    drop((pool, catalog));
+    let place = Place {
+        pool: &path,
+        disks: args.disks.as_deref(),
+        name: args.name.as_deref(),
+        is_taken: &|name| known.iter().any(|known| known == name),
+    };
+    let received = archive::receive(io::BufReader::with_capacity(1 << 20, from), &place)?;
     let pool = args.names.open_soon(&args.pool, Access::Exclusive)?;
     let store = Store::new(Catalog::open(&pool)?);
-    let about = archive::import(
-        io::BufReader::with_capacity(1 << 20, from),
-        &store,
-        args.name.as_deref(),
-        args.disks.as_deref(),
-    )?;
-    let memory: u64 = about.regions.iter().map(|(_, len)| len).sum();
-    output::line!("{}: {} of memory, {} disks", about.name, size(memory), about.description.disks.len())?;
+    // From here on it is done to the end, whatever signals come.
+    let commits = || {
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            let _ = signal_hook::flag::register(signal, Arc::default());
+        }
+    };
+    let about = received.store(&store, commits)?;
+    output::line!("{}: {} of memory, {} disks", about.name, size(about.bytes()), about.description.disks.len())?;
     Ok(())
 }

@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let says = "say what to keep, with --keep-last, --keep-hourly, --keep-daily, --keep-weekly or --keep-monthly";
     ensure!(rule != Rule::default(), Coded(Code::Usage, says.into()));
     let access = if args.dry_run { Access::Shared } else { Access::Exclusive };
-    let mut catalog = Catalog::open(&args.names.open(&args.pool, access)?)?;
+    let mut catalog = Catalog::open(&args.names.open_soon(&args.pool, access)?)?;
     let mut guests: BTreeMap<String, Vec<(String, u64)>> = BTreeMap::new();
     let (mut kept, mut removed) = (Vec::new(), Vec::new());
     for (checkpoint, record) in super::all(&catalog) {

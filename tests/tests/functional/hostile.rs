@@ -1,16 +1,19 @@
-//! Archives that somebody made who lies: each costs a sentence, little memory and little time, and nothing is
+//! Archives and pools that somebody made who lies: each costs a sentence, little memory and little time, and nothing is
 //! written where it does not belong.
 
 #![allow(unsafe_code)] // Limits and usage of children.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mpool::BLOCK;
+use mpool::{BLOCK, OpenOptions, Pool, ROOT_MDC};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Memory that a command may take, in KiB.
@@ -246,6 +249,115 @@ fn archives() -> Vec<Lie> {
     all
 }
 
+/// A copy of a pool's directory.
+fn copy(from: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    let done = Command::new("cp").arg("-r").args([from, to]).status().unwrap();
+    assert!(done.success());
+}
+
+/// Puts something else in the place of a file.
+fn replace(file: &Path, kind: &str, place: &Path) {
+    let _ = fs::remove_file(file);
+    let node = |kind, device| mknodat(CWD, file, kind, Mode::RUSR | Mode::WUSR, device).unwrap();
+    match kind {
+        "a FIFO" => node(FileType::Fifo, 0),
+        "/dev/zero" => node(FileType::CharacterDevice, rustix::fs::makedev(1, 5)),
+        "a socket" => drop(UnixListener::bind(file).unwrap()),
+        "a link to a device" => std::os::unix::fs::symlink("/dev/zero", file).unwrap(),
+        "a link to a file" => std::os::unix::fs::symlink(place.join("secret"), file).unwrap(),
+        "a directory" => fs::create_dir(file).unwrap(),
+        "nothing" => {}
+        "an empty file" => drop(File::create(file).unwrap()),
+        "a file of 8 TiB" => File::create(file).unwrap().set_len(8 << 40).unwrap(),
+        other => fs::write(file, other.repeat(1 << 12)).unwrap(),
+    }
+}
+
+/// Records of the list of checkpoints, laid out as the catalogue's own (`list.rs`).
+#[derive(Serialize)]
+enum Record {
+    _Format(u32),
+    Data(Vec<(u64, u32)>),
+    Checkpoint(Checkpoint, (Vec<(u64, u32)>, Vec<u64>)),
+    Gone(String),
+    DataGone(Vec<u64>),
+    Index(Vec<(u8, Vec<(u64, u32, u64)>)>, u64),
+    Attached(u64, (Vec<u64>, u64)),
+    Compressed(Vec<(u64, u32)>),
+}
+
+#[derive(Serialize)]
+struct Checkpoint {
+    name: String,
+    created: u64,
+    source: String,
+    regions: Vec<(u64, u64)>,
+    new_pages: u64,
+    map_pages: u64,
+    root: u64,
+    number: u64,
+}
+
+/// Lists that lie about the mblocks with these numbers.
+fn records(ids: &[u64]) -> Vec<(String, Vec<Record>)> {
+    let checkpoint = |name: &str, root: u64, len: u64, needs| {
+        let regions = vec![(0, len)];
+        let (name, source) = (name.into(), "\u{1b}[2Jq".into());
+        let one = Checkpoint {
+            name,
+            created: u64::MAX,
+            source,
+            regions,
+            new_pages: u64::MAX,
+            map_pages: 9,
+            root,
+            number: root,
+        };
+        Record::Checkpoint(one, needs)
+    };
+    let every = vec![(0, u32::MAX), (1 << 32, u32::MAX), (u64::MAX, u32::MAX)];
+    let mut all = Vec::new();
+    for &id in ids {
+        for len in [1 << 44, 1 << 56, u64::MAX, 1 << 30] {
+            let lie = vec![checkpoint(IMPORTED, id, len, (every.clone(), vec![id; 1000]))];
+            all.push((format!("{len} bytes with the root {id:#x}"), lie));
+        }
+        all.push((format!("{id:#x} is removed"), vec![Record::DataGone(vec![id])]));
+        all.push((format!("{id:#x} has pages"), vec![Record::Data(vec![(id, u32::MAX)])]));
+        all.push((format!("{id:#x} is compressed"), vec![Record::Compressed(vec![(id, u32::MAX)])]));
+        all.push((
+            format!("{id:#x} is an index"),
+            vec![Record::Index(vec![(255, vec![(id, u32::MAX, 0); 100])], u64::MAX)],
+        ));
+        let beside =
+            |len| (0..1 << 10).map(|number| Record::Attached(number, (vec![id; 100], len))).collect::<Vec<_>>();
+        all.push((format!("{id:#x} beside all, many times"), beside(u64::MAX)));
+        all.push((
+            format!("{id:#x} is everything"),
+            vec![
+                Record::Data(vec![(id, 8192)]),
+                checkpoint(IMPORTED, id, 1 << 30, (vec![(id, 1)], vec![id])),
+                Record::Attached(id, (vec![id], 4096)),
+            ],
+        ));
+    }
+    all.push((
+        "names".into(),
+        (0..2000)
+            .map(|at| checkpoint(&format!("\u{1b}{at}{}", "n".repeat(1000)), at, 4096, (Vec::new(), Vec::new())))
+            .collect(),
+    ));
+    all.push(("removed".into(), vec![Record::Gone(IMPORTED.into()), Record::Gone("other".into())]));
+    all
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |sum, byte| {
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 & (sum & 1).wrapping_neg()))
+    })
+}
+
 #[test]
 fn archives_of_anybody_cost_a_sentence_and_leave_nothing() {
     if !alone("hostile::archives_of_anybody_cost_a_sentence_and_leave_nothing") {
@@ -273,4 +385,108 @@ fn archives_of_anybody_cost_a_sentence_and_leave_nothing() {
     // What all of them are made of is no lie.
     let said = run(&archive(&parts()), 0);
     assert_eq!(said.code, 0, "{}", said.errors);
+}
+
+#[test]
+fn pools_of_anybody_cost_a_sentence_and_nothing_outside_is_touched() {
+    if !alone("hostile::pools_of_anybody_cost_a_sentence_and_nothing_outside_is_touched") {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).display().to_string();
+    let run = |words: &[&str]| pageone(place.path(), words, b"", 0);
+    for (name, key) in [("whole", None), ("sealed", Some(path("key")))] {
+        let key = key.iter().flat_map(|key| ["--key-file", key]).collect::<Vec<_>>();
+        let mut random = [0; 32];
+        File::open("/dev/urandom").unwrap().read_exact(&mut random).unwrap();
+        fs::write(place.path().join("key"), random).unwrap();
+        fs::set_permissions(place.path().join("key"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        assert_eq!(run(&[&["pool", "create", name, "--capacity", &path(name)][..], &key].concat()).code, 0);
+        let input = archive(&parts());
+        let said = pageone(
+            place.path(),
+            &["snapshot", "import", &path(name), "--disks", &path(&format!("{name}-disks"))],
+            &input,
+            0,
+        );
+        assert_eq!(said.code, 0, "{}", said.errors);
+    }
+    fs::write(place.path().join("secret"), "secret").unwrap();
+    let pool = path("pool");
+    let changing = ["errors", "pool", "out.tar", "clones", "names"];
+    let before = names(place.path(), &changing);
+    let (mut count, mut failed, mut wrong) = (0, 0, Vec::new());
+    let mut try_all = |what: &str| {
+        count += 1;
+        for words in [
+            &["snapshot", "ls", &pool][..],
+            &["snapshot", "verify", &pool, IMPORTED, "--read-only"],
+            &["snapshot", "export", &pool, IMPORTED, "-o", &path("out.tar"), "--force"],
+            &["snapshot", "run", &pool, IMPORTED, "--files", &path("clones")],
+            &["pool", "check", &pool],
+            &["snapshot", "rm", &pool, IMPORTED],
+        ] {
+            let said = run(words);
+            failed += usize::from(said.code != 0);
+            let left = names(place.path(), &changing);
+            let is_touched = left != before || fs::read(place.path().join("secret")).unwrap() != b"secret";
+            wrong.extend(said.wrong.map(|wrong| format!("{what}: {wrong}")));
+            wrong.extend(is_touched.then(|| format!("{what}: {words:?}: {left:?}")));
+        }
+    };
+    let kinds = [
+        "a FIFO",
+        "/dev/zero",
+        "a socket",
+        "a link to a device",
+        "a link to a file",
+        "a directory",
+        "nothing",
+        "an empty file",
+        "a file of 8 TiB",
+        "x",
+    ];
+    for from in ["whole", "sealed"] {
+        let mut files: Vec<_> = fs::read_dir(path(from)).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        files.retain(|name| from == "whole" || name.to_string_lossy().starts_with("wrapped"));
+        // Copies are opened as what they are of.
+        files.retain(|name| !name.to_string_lossy().ends_with(".copy"));
+        files.push("lease-0000000000000001".into());
+        files.sort();
+        for file in files {
+            for kind in kinds {
+                copy(Path::new(&path(from)), Path::new(&pool));
+                replace(&Path::new(&pool).join(&file), kind, place.path());
+                try_all(&format!("{from}: {kind} as {}", file.display()));
+            }
+        }
+    }
+    // A wrapped key that names another file as the user's.
+    for named in ["/dev/zero", "/etc/shadow", "/proc/self/mem", &path("names"), "\0"] {
+        copy(Path::new(&path("sealed")), Path::new(&pool));
+        for file in ["wrapped-key", "wrapped-key.copy"] {
+            let file = Path::new(&pool).join(file);
+            let mut block = fs::read(&file).unwrap();
+            block[12..16].copy_from_slice(&(named.len() as u32).to_le_bytes());
+            block[120..120 + named.len()].copy_from_slice(named.as_bytes());
+            let sum = crc32c(&block[..4092]);
+            block[4092..4096].copy_from_slice(&sum.to_le_bytes());
+            fs::write(file, block).unwrap();
+        }
+        try_all(&format!("the key {named:?}"));
+    }
+    let ids: Vec<u64> =
+        Pool::open(Path::new(&path("whole")), OpenOptions::default()).unwrap().mblocks().iter().map(|m| m.id).collect();
+    for (what, lies) in records(&ids) {
+        copy(Path::new(&path("whole")), Path::new(&pool));
+        {
+            let pool = Pool::open(Path::new(&pool), OpenOptions::default()).unwrap();
+            let mut list = pool.mdc_open(ROOT_MDC).unwrap();
+            lies.iter().for_each(|lie| list.append(&[&postcard::to_allocvec(lie).unwrap()], true).unwrap());
+        }
+        try_all(&what);
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(count >= 100 && failed > count, "{count} {failed}");
+    println!("{count} pools, {failed} refusals");
 }

@@ -25,7 +25,7 @@ floors() {
     case $1 in
         engine) printf '%s\n' report daemon backend/lend 'backend/agent backend/module' world access client core/recycle core/ledger store core/merge core/content 'pace users tenants' 'config sync' ;;
         agent) printf '%s\n' interface intercept service daemon recycle window runtime ;;
-        mpool) printf '%s\n' fuzzing map pool objects sim disk finding error ;;
+        mpool) printf '%s\n' fuzzing map pool objects sim scratch disk finding error ;;
         # As pageonefs.h draws them.
         pageonefs) printf '%s\n' main control super names 'file punch' 'fault merge scan lend' 'read holders' huge inode frame \
             'mapping vector' account tmpfs guards pageonefs 'uapi versions' ;;

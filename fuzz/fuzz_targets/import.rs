@@ -1,8 +1,9 @@
-//! An archive of anybody is received, and stored if its sum is right. Nothing is left of one that is refused.
+//! An archive of anybody is received, and stored if its sum is right. Nothing is left of one that
+//! is refused.
 //!
-//! The first byte says how: the rest is the archive; or the parts of a whole one are changed, 8 bytes a hit, and it gets the
-//! right sum: the part (1), the way (1: cut there; longer in its header; another kind; two bytes changed), an offset (4), a
-//! value (2).
+//! The first byte says how: the rest is the archive; or the parts of a whole one are changed, 8
+//! bytes a hit, and it gets the right sum: the part (1), the way (1: cut there; longer in its
+//! header; another kind; two bytes changed), an offset (4), a value (2).
 
 #![no_main]
 

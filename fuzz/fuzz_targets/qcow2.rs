@@ -1,6 +1,8 @@
-//! The header of an image that somebody else made: it is read, put over another one, and has one put over it.
+//! The header of an image that somebody else made: it is read, put over another one, and has one
+//! put over it.
 //!
-//! The first byte says how: the rest is the image; or a whole one is changed, 6 bytes a hit: an offset (2), a value (4).
+//! The first byte says how: the rest is the image; or a whole one is changed, 6 bytes a hit: an
+//! offset (2), a value (4).
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! What lies beside a checkpoint: a snapshot's record, of arbitrary bytes or with changes of a whole one.
+//! What lies beside a checkpoint: a snapshot's record, of arbitrary bytes or with changes of a
+//! whole one.
 
 #![no_main]
 

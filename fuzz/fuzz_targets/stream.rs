@@ -1,6 +1,7 @@
 //! QEMU's migration stream, as a QEMU that was taken over may send it: the RAM is taken out of it.
 //!
-//! The first byte says how: the rest is the stream, behind a header; or what the rest describes, 4 bytes a word of a whole one.
+//! The first byte says how: the rest is the stream, behind a header; or what the rest describes, 4
+//! bytes a word of a whole one.
 
 #![no_main]
 

@@ -1,5 +1,6 @@
-//! Bytes that are put aside on a medium for a while, encrypted with a key that only this process has: what an
-//! encrypted pool will hold is not to be read beside it either, also if the process is killed.
+//! Bytes that are put aside on a medium for a while, encrypted with a key that only this process
+//! has: what an encrypted pool will hold is not to be read beside it either, also if the process is
+//! killed.
 
 use std::fs::File;
 use std::io;

@@ -1,5 +1,5 @@
-//! Archives and pools that somebody made who lies: each costs a sentence, little memory and little time, and nothing is
-//! written where it does not belong.
+//! Archives and pools that somebody made who lies: each costs a sentence, little memory and little
+//! time, and nothing is written where it does not belong.
 
 #![allow(unsafe_code)] // Limits and usage of children.
 
@@ -43,6 +43,7 @@ struct Said {
 }
 
 /// Runs a command within its limits. `more`: bytes of zeros behind `input`.
+#[allow(clippy::zombie_processes, reason = "wait4(2) waits for it, and gives its memory, too")]
 fn pageone(place: &Path, words: &[&str], input: &[u8], more: u64) -> Said {
     let errors = place.join("errors");
     let mut command = Command::new(e2e::program("pageone"));
@@ -274,6 +275,9 @@ fn replace(file: &Path, kind: &str, place: &Path) {
     }
 }
 
+/// An entry of the index.
+type Found = (u64, u32, u64);
+
 /// Records of the list of checkpoints, laid out as the catalogue's own (`list.rs`).
 #[derive(Serialize)]
 enum Record {
@@ -282,7 +286,7 @@ enum Record {
     Checkpoint(Checkpoint, (Vec<(u64, u32)>, Vec<u64>)),
     Gone(String),
     DataGone(Vec<u64>),
-    Index(Vec<(u8, Vec<(u64, u32, u64)>)>, u64),
+    Index(Vec<(u8, Vec<Found>)>, u64),
     Attached(u64, (Vec<u64>, u64)),
     Compressed(Vec<(u64, u32)>),
 }

@@ -1,4 +1,5 @@
-//! Names that files and directories have until they are whole. Errors, SIGINT, SIGTERM and SIGHUP remove them.
+//! Names that files and directories have until they are whole. Errors, SIGINT, SIGTERM and SIGHUP
+//! remove them.
 //!
 //! ```text
 //! SIGINT ─▶ handler ─pipe─▶ thread: removes all names, restores the usual action, sends it again

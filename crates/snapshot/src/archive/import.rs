@@ -1,8 +1,8 @@
 //! Reading an archive.
 //!
 //! ```text
-//! receive   the archive is read to its end: pages and devices into a scratch file beside the pool's,
-//!           images into files that have no name yet; the sum is checked
+//! receive   the archive is read to its end: pages and devices into a scratch file beside the
+//!           pool's, images into files that have no name yet; the sum is checked
 //! store     the pool is open: pages are stored, images named, the checkpoint is recorded
 //! ```
 //!
@@ -316,8 +316,12 @@ impl<'b, R: Read> Parts<'b, R> {
                     return Err(ends_in(&name));
                 }
                 let below = (number + 1 < count).then(|| named(disk, number + 1));
-                raw = below_of(out.file(), raw, below.as_deref())
-                    .map_err(|e| ArchiveError::Damaged(format!("its image {name}: {e}")))?;
+                let shows = if raw {
+                    below.map_or(Ok(false), |_| Err(foreign()))
+                } else {
+                    below_of(out.file(), below.as_deref())
+                };
+                raw = shows.map_err(|e| ArchiveError::Damaged(format!("its image {name}: {e}")))?;
                 all.push(out);
             }
         }
@@ -349,13 +353,10 @@ fn copy(from: impl Read, len: u64, mut to: &File) -> io::Result<u64> {
     Ok(done)
 }
 
-/// Sees that an image is whole and shows no file but the one below it in the archive, whose new
-/// name it gets: what its header names may be any file of this host. Gives whether that one is raw.
-fn below_of(mut file: &File, raw: bool, below: Option<&str>) -> io::Result<bool> {
-    let wrong = || io::Error::other("it shows files that are not in the archive");
-    if raw {
-        return if below.is_none() { Ok(false) } else { Err(wrong()) };
-    }
+/// Sees that a qcow2 image is whole and shows no file but the one below it in the archive, whose
+/// new name it gets: what its header names may be any file of this host. Gives whether that one is
+/// raw.
+fn below_of(mut file: &File, below: Option<&str>) -> io::Result<bool> {
     qcow2::ensure_whole(file)?;
     file.seek(SeekFrom::Start(0))?;
     match (qcow2::backing_of(file)?, below) {
@@ -364,6 +365,10 @@ fn below_of(mut file: &File, raw: bool, below: Option<&str>) -> io::Result<bool>
             qcow2::set_backing(file, name)?;
             Ok(backing.raw)
         }
-        _ => Err(wrong()),
+        _ => Err(foreign()),
     }
+}
+
+fn foreign() -> io::Error {
+    io::Error::other("it shows files that are not in the archive")
 }

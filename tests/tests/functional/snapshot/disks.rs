@@ -242,11 +242,18 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
     assert!(export.try_wait().unwrap().is_none(), "it waits for its reader");
     out.read_to_end(&mut slowly).unwrap();
     assert!(export.wait().unwrap().success() && slowly == bytes);
+    // An image that somebody has written to is none of the snapshot's.
+    let image = std::fs::File::open(place.path("disk.two.qcow2")).unwrap();
+    let written = image.metadata().unwrap().modified().unwrap();
+    image.set_modified(std::time::UNIX_EPOCH).unwrap();
+    let text = place.fails(&["snapshot", "export", "store", "two", "-o", &path("late.tar")]);
+    assert!(text.contains("is not what was stored") && !place.path("late.tar").exists(), "{text}");
+    image.set_modified(written).unwrap();
     // Nothing of what it came from is needed.
     for gone in [disk, place.path("disk.one.qcow2"), place.path("disk.two.qcow2")] {
         std::fs::remove_file(gone).unwrap();
     }
-    assert!(place.fails(&["snapshot", "export", "store", "two"]).contains("cannot copy the image"));
+    assert!(place.fails(&["snapshot", "export", "store", "two"]).contains("is missing or no qcow2"));
     place.ok(&["pool", "create", "other", "--capacity", &path("other")]);
     let import = ["snapshot", "import", "other", &path("bad.tar"), "--disks", &path("disks")].map(str::to_owned);
     let import: Vec<&str> = import.iter().map(String::as_str).collect();

@@ -59,9 +59,16 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
         record: &record,
         image: &image,
     };
-    let Some(path) = &args.output else { return Ok(archive::export(&what, output::Stdout::lock())?) };
+    // Before, so that nothing is written in vain, and after that: what was copied is what was stored.
+    let check = || record.description.disks.iter().try_for_each(snapshot::clone::check_image);
+    check()?;
+    let Some(path) = &args.output else {
+        archive::export(&what, output::Stdout::lock())?;
+        return Ok(check()?);
+    };
     let out = OutputFile::create(path, args.force.existing())?;
     archive::export(&what, out.file())?;
+    check()?;
     Ok(out.keep()?)
 }
 

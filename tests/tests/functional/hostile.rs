@@ -417,6 +417,7 @@ fn pools_of_anybody_cost_a_sentence_and_nothing_outside_is_touched() {
     }
     fs::write(place.path().join("secret"), "secret").unwrap();
     let pool = path("pool");
+    let is_lane = std::env::var_os("PAGEONE_HOSTILE_POOLS").is_some();
     let changing = ["errors", "pool", "out.tar", "clones", "names"];
     let before = names(place.path(), &changing);
     let (mut count, mut failed, mut wrong) = (0, 0, Vec::new());
@@ -457,10 +458,13 @@ fn pools_of_anybody_cost_a_sentence_and_nothing_outside_is_touched() {
         files.retain(|name| !name.to_string_lossy().ends_with(".copy"));
         files.push("lease-0000000000000001".into());
         files.sort();
-        for file in files {
-            for kind in kinds {
+        for (at, file) in files.iter().enumerate() {
+            // Each file is one of each kind in the lane; a few of them elsewhere.
+            for kind in
+                kinds.iter().enumerate().filter(|(kind, _)| is_lane || (at + kind).is_multiple_of(4)).map(|kind| kind.1)
+            {
                 copy(Path::new(&path(from)), Path::new(&pool));
-                replace(&Path::new(&pool).join(&file), kind, place.path());
+                replace(&Path::new(&pool).join(file), kind, place.path());
                 try_all(&format!("{from}: {kind} as {}", file.display()));
             }
         }
@@ -491,6 +495,6 @@ fn pools_of_anybody_cost_a_sentence_and_nothing_outside_is_touched() {
         try_all(&what);
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(count >= 100 && failed > count, "{count} {failed}");
+    assert!(count >= if is_lane { 100 } else { 40 } && failed > count, "{count} {failed}");
     println!("{count} pools, {failed} refusals");
 }

@@ -59,7 +59,8 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
         record: &record,
         image: &image,
     };
-    // Before, so that nothing is written in vain, and after that: what was copied is what was stored.
+    // Before, so that nothing is written in vain, and after that: what was copied is what was
+    // stored.
     let check = || record.description.disks.iter().try_for_each(snapshot::clone::check_image);
     check()?;
     let Some(path) = &args.output else {

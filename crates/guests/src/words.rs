@@ -66,7 +66,7 @@ pub fn options(words: &[String]) -> impl Iterator<Item = Opt<'_>> {
         let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
         let before = at.checked_sub(1).map(|at| words[at].as_str());
         // A value that begins with a dash belongs to the option before it.
-        if before.is_some_and(|before| matches!(before.trim_start_matches('-'), "append" | "name")) {
+        if before.is_some_and(|before| matches!(before, "-append" | "--append" | "-name" | "--name")) {
             return None;
         }
         let value = words.get(at + 1).filter(|value| !value.starts_with('-')).map_or("", String::as_str);
@@ -163,6 +163,8 @@ mod tests {
     #[test]
     fn options_have_values() {
         let line = words("-m 512 -S --cpu qemu64,-cx16 -append -x -device virtio-net-pci,mac=1,netdev=n");
+        // A value is no option, whatever it is.
+        assert_eq!(options(&words("-k append -hda x")).last().map(|option| option.name), Some("hda"));
         let all: Vec<_> = options(&line).map(|o| (o.name, o.value)).collect();
         let net = "virtio-net-pci,mac=1,netdev=n";
         assert_eq!(all, [("m", "512"), ("S", ""), ("cpu", "qemu64,-cx16"), ("append", ""), ("device", net)]);

@@ -23,6 +23,7 @@ macro_rules! as_fd {
     };
 }
 
+pub mod account;
 pub mod cgroup;
 pub mod cpu;
 pub mod keyring;

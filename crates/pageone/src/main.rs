@@ -3,6 +3,7 @@
 //! Each subcommand is a module in `cmd`. This one reads the command line, runs the subcommand, and
 //! turns an error into a message and an exit code.
 
+mod account;
 mod cmd;
 mod exit;
 mod paths;

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use kmem::peer::Peer;
 use serde_json::{Value, json};
 
 use crate::monitor::{Monitor, MonitorError};
@@ -91,8 +92,14 @@ pub(crate) struct Agent(BufReader<UnixStream>);
 
 impl Agent {
     /// Begins a session: what the agent still has to say to another one is skipped.
-    pub(crate) fn connect(socket: &Path) -> Result<Self, AgentError> {
+    ///
+    /// `qemu`: the process that listens there. The socket lies in the clone's directory, and
+    /// another account than the caller's may have put another one there.
+    pub(crate) fn connect(socket: &Path, qemu: u32) -> Result<Self, AgentError> {
         let stream = UnixStream::connect(socket)?;
+        if Peer::of(&stream)?.pid != qemu as i32 {
+            return Err(io::Error::other("another process listens in its place").into());
+        }
         stream.set_read_timeout(Some(ANSWER))?;
         stream.set_write_timeout(Some(ANSWER))?;
         let mut agent = Self(BufReader::new(stream));
@@ -145,22 +152,36 @@ impl Agent {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    fn execute(&mut self, command: &'static str, arguments: Value) -> Result<(), AgentError> {
+    fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, AgentError> {
         let line = json!({ "execute": command, "arguments": arguments });
         writeln!(self.0.get_mut(), "{line}")?;
         let answer = self.answer()?;
-        let Some(error) = answer.get("error") else { return Ok(()) };
+        let Some(error) = answer.get("error") else { return Ok(answer["return"].clone()) };
         Err(AgentError::Refused { command, why: error["desc"].as_str().unwrap_or("it does not say why").into() })
     }
 
     /// Whether the guest's programs run.
     pub(crate) fn ping(&mut self) -> Result<(), AgentError> {
-        self.execute("guest-ping", json!({}))
+        self.execute("guest-ping", json!({})).map(drop)
+    }
+
+    /// Whether the guest's kernel has a driver for `vmgenid`, which tells it that it is a clone.
+    pub(crate) fn knows_vmgenid(&mut self) -> Result<bool, AgentError> {
+        // By the kernel's version.
+        for bus in ["acpi", "platform"] {
+            let driver = json!({ "path": format!("/sys/bus/{bus}/drivers/vmgenid"), "mode": "r" });
+            match self.execute("guest-file-open", driver) {
+                Ok(handle) => return self.execute("guest-file-close", json!({ "handle": handle })).map(|_| true),
+                Err(AgentError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 
     /// Sets the guest's clocks to this host's.
     pub(crate) fn set_time(&mut self) -> Result<(), AgentError> {
-        self.execute("guest-set-time", json!({ "time": since_1970().as_nanos() as u64 }))
+        self.execute("guest-set-time", json!({ "time": since_1970().as_nanos() as u64 })).map(drop)
     }
 }
 
@@ -223,9 +244,16 @@ mod tests {
             _ if line.contains("guest-ping") => "{\"return\": {}}\n".into(),
             _ => "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no hwclock\"}}\n".into(),
         });
-        let mut session = Agent::connect(&path).unwrap();
+        let mut session = Agent::connect(&path, std::process::id()).unwrap();
         session.ping().unwrap();
         session.ping().unwrap();
+        assert!(!session.knows_vmgenid().unwrap());
+        let (_new, new) = agent(|line| match line {
+            _ if line.contains("/platform/") => "{\"return\": 7}\n".into(),
+            _ if line.contains("guest-file-close") && line.contains("7") => "{\"return\": {}}\n".into(),
+            _ => "{\"error\": {\"desc\": \"no such file\"}}\n".into(),
+        });
+        assert!(Agent::connect(&new, std::process::id()).unwrap().knows_vmgenid().unwrap());
         let error = session.set_time().unwrap_err();
         assert!(matches!(error, AgentError::Refused { .. }), "{error}");
         assert_eq!(error.to_string(), "the guest's agent refuses guest-set-time: no hwclock");
@@ -234,14 +262,16 @@ mod tests {
     #[test]
     fn an_agent_that_is_gone_or_speaks_something_else_is_an_error() {
         let (_dir, path) = agent(|_| String::new());
-        let error = Agent::connect(&path).unwrap().ping().unwrap_err();
+        let error = Agent::connect(&path, std::process::id()).unwrap().ping().unwrap_err();
         assert!(matches!(error, AgentError::Io(_)), "{error}");
         assert!(error.to_string().starts_with("the guest's agent does not answer: "), "{error}");
         let (_dir, path) = agent(|_| "no JSON\n".into());
-        assert!(Agent::connect(&path).unwrap().ping().is_err());
+        assert!(Agent::connect(&path, std::process::id()).unwrap().ping().is_err());
         let (_dir, path) = agent(|_| "x".repeat(LONGEST + 2));
-        let error = Agent::connect(&path).unwrap().ping().unwrap_err().to_string();
+        let error = Agent::connect(&path, std::process::id()).unwrap().ping().unwrap_err().to_string();
         assert!(error.ends_with("its answer is too long"), "{error}");
-        assert!(Agent::connect(Path::new("/nonexistent/agent")).is_err());
+        let error = Agent::connect(&path, 1).map(drop).unwrap_err().to_string();
+        assert!(error.ends_with("another process listens in its place"), "{error}");
+        assert!(Agent::connect(Path::new("/nonexistent/agent"), 1).is_err());
     }
 }

@@ -6,18 +6,21 @@
 //! reads the stream from a pipe, and goes on. Its RAM is a private mapping of the snapshot's, or
 //! [its own](Own).
 
+mod directory;
+mod images;
 mod own;
 mod process;
 mod rewrite;
 mod template;
+pub(crate) mod trial;
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -29,11 +32,15 @@ use crate::facts::Facts;
 use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PIPE};
 use crate::prepare::{CLONE, START, memory, monitor_words, ram_words};
 use crate::qcow2;
-use crate::record::{Disk, Layer, Record};
+use crate::record::{Description, Layer, Record};
+use crate::rights::Rights;
+use directory::{hand_over, new_directory, tail};
 use own::Maps;
 use process::spawn_without_huge_pages;
 use rewrite::{overlay, rewrite};
 
+pub use images::check_image;
+pub(crate) use images::check_layer;
 pub use own::{Add, Own};
 pub use process::Process;
 pub use rewrite::is_own_image;
@@ -44,8 +51,6 @@ const LOAD: Duration = Duration::from_secs(60);
 /// Numbers of descriptors.
 const STDOUT: i32 = 1;
 const STDERR: i32 = 2;
-/// Bytes of the end of a clone's output that an error shows.
-const TAIL: u64 = 600;
 
 /// Why a clone does not run.
 #[derive(Debug, thiserror::Error)]
@@ -60,9 +65,14 @@ pub enum CloneError {
         "the image {image} is not what was stored: somebody has written to it, or it is a copy (written at {now}, {now_len} bytes \
              long, not at {then} and {len}). Put back a copy of the stored one, with its time (`cp -p`); if it has the same bytes, \
              `touch -d @{then} {image}` says so",
-        image = .0.image.display(), then = time(.0), len = .0.len, now = time(.1), now_len = .1.len
+        image = .0.image.display(), then = images::time(.0), len = .0.len, now = images::time(.1), now_len = .1.len
     )]
     Changed(Layer, Layer),
+    #[error(
+        "the guest runs as uid {uid}, who cannot enter {}: `chmod o+x` it and those above it, or name another directory with \
+         --files", directory.display()
+    )]
+    Enter { directory: PathBuf, uid: u32, source: io::Error },
     #[error("cannot run {}", program.display())]
     Run { program: PathBuf, source: io::Error },
     #[error(
@@ -70,6 +80,10 @@ pub enum CloneError {
          --force starts it all the same", .0.join("; ")
     )]
     Differs(Vec<String>),
+    #[error(
+        "the command line starts another one: {}. Unplug what was plugged in, or start the guest with it", .0.join("; ")
+    )]
+    Unlike(Vec<String>),
     #[error("the name of the monitor's socket {} is too long: name another directory with --files", .0.display())]
     Socket(PathBuf),
     #[error(
@@ -88,6 +102,8 @@ fn said(output: &str) -> String {
 pub struct Options<'a> {
     /// The snapshot.
     pub record: &'a Record,
+    /// As whom it runs.
+    pub rights: &'a Rights,
     /// Further words of QEMU's command line.
     pub extra: &'a [String],
     /// Whether one that differs is started.
@@ -192,7 +208,7 @@ impl Clone {
         if !port.is_open(monitor)? {
             return Ok(Some(NoAgent::Program));
         }
-        Agent::connect(&port.socket).and_then(|mut agent| what(&mut agent)).map(|()| None)
+        Agent::connect(&port.socket, self.process.id()).and_then(|mut agent| what(&mut agent)).map(|()| None)
     }
 }
 
@@ -228,23 +244,25 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     if matches!(options.ram, Ram::Own(_)) && !own::fits(directory) {
         return Err(CloneError::Socket(own::socket(directory)));
     }
-    std::fs::create_dir(directory).map_err(make(directory))?;
-    start_in(options, directory).inspect_err(|_| drop(std::fs::remove_dir_all(directory)))
+    new_directory(directory)?;
+    let account = &options.rights.account;
+    let started = hand_over(directory, account).and_then(|()| start_in(options, directory));
+    started.inspect_err(|_| drop(std::fs::remove_dir_all(directory)))
 }
 
 /// Starts a clone in its directory, which is there.
 fn start_in(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneError> {
     let description = &options.record.description;
-    for (number, disk) in description.disks.iter().enumerate() {
-        check_image(disk)?;
-        let image = overlay(directory, number);
-        qcow2::create_over(&image, &disk.image, disk.raw).map_err(make(&image))?;
-    }
+    let account = &options.rights.account;
+    let images = || {
+        description.disks.iter().enumerate().try_for_each(|(number, disk)| {
+            let (size, image) = (check_image(disk)?, overlay(directory, number));
+            qcow2::create(&image, size, Some((&disk.image, disk.raw)), 0o600).map_err(make(&image))
+        })
+    };
+    account.with_files(|| Ok(images())).map_err(make(directory))??;
     let log = directory.join("output.log");
-    let (process, ours, maps) = spawn(options, directory, &log).map_err(|(what, source)| match what {
-        None => CloneError::Run { program: description.program.clone(), source },
-        Some(what) => CloneError::Make { what, source },
-    })?;
+    let (process, ours, maps) = spawn(options, directory, &log).map_err(run_error(description))?;
     let port = Port::find(&rewrite(description, directory));
     let mut clone = Clone { process, differences: Vec::new(), monitor: None, port };
     let error = match resume(options, ours, maps, &mut clone.differences) {
@@ -258,8 +276,17 @@ fn start_in(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneError
     Err(match error {
         Failed::Differs => CloneError::Differs(clone.differences),
         Failed::NotLoaded => CloneError::NotLoaded(description.program.clone()),
-        Failed::Qmp(source) => CloneError::Qmp { source, output: tail(&log) },
+        Failed::Qmp(source) => {
+            CloneError::Qmp { source, output: account.with_files(|| Ok(tail(&log))).unwrap_or_default() }
+        }
     })
+}
+
+fn run_error(description: &Description) -> impl FnOnce((Option<PathBuf>, io::Error)) -> CloneError + '_ {
+    |(what, source)| match what {
+        None => CloneError::Run { program: description.program.clone(), source },
+        Some(what) => CloneError::Make { what, source },
+    }
 }
 
 /// QEMU, our end of its monitor, and whether an agent maps its RAM, if that is its own.
@@ -270,7 +297,7 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
     let description = &options.record.description;
     let monitor = |source| (Some("a monitor".into()), source);
     let (ours, theirs) = UnixStream::pair().map_err(monitor)?;
-    let mut command = Command::new(&description.program);
+    let mut command = options.rights.command(&description.program);
     let bytes = description.facts.ram;
     let (mut words, mut inherited, maps) = match options.ram {
         Ram::Own(own) => {
@@ -299,7 +326,8 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
     let log = if options.attached {
         None
     } else {
-        Some(output::file::create_new(log).map_err(|e| (Some(log.to_owned()), e))?)
+        let made = options.rights.account.with_files(|| output::file::create_new(log));
+        Some(made.map_err(|e| (Some(log.to_owned()), e))?)
     };
     if let (Ram::Shared(_), Some(template), Some(log)) = (options.ram, options.template, &log) {
         let program = [description.program.clone().into_os_string()];
@@ -311,7 +339,9 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
             return Ok((process, ours, maps));
         }
     }
-    command.args(&words).current_dir(&description.directory);
+    // Else a name without a slash would be a file of the record's choice.
+    let place = if options.rights.is_confined { directory } else { &description.directory };
+    command.args(&words).current_dir(place);
     if let Some(log) = log {
         let both = log.try_clone().map_err(monitor)?;
         command.stdin(Stdio::null()).stdout(log).stderr(both);
@@ -392,44 +422,10 @@ fn ends(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.split_once(": index=")?.0.rsplit([' ', '\\']).next())
 }
 
-/// Sees that the image of a disk is there.
-///
-/// # Errors
-/// If it is not, or is no qcow2.
-pub fn check_image(disk: &Disk) -> Result<(), CloneError> {
-    let size =
-        if disk.raw { std::fs::metadata(&disk.image).map(|meta| meta.len()) } else { qcow2::disk_size(&disk.image) };
-    size.map_err(|source| CloneError::Image { image: disk.image.clone(), source })?;
-    disk.layers.iter().try_for_each(check_layer)
-}
-
-/// Sees that a stored image is what it was.
-pub(crate) fn check_layer(stored: &Layer) -> Result<(), CloneError> {
-    let now = Layer::of(&stored.image).map_err(|source| CloneError::Image { image: stored.image.clone(), source })?;
-    if now == *stored { Ok(()) } else { Err(CloneError::Changed(stored.clone(), now)) }
-}
-
-/// When an image was written to, as touch(1) takes it.
-fn time(layer: &Layer) -> String {
-    format!("{}.{:09}", layer.written.0, layer.written.1)
-}
-
-/// The end of what a clone has said.
-fn tail(log: &Path) -> String {
-    let read = || -> io::Result<Vec<u8>> {
-        let (mut file, mut end) = (claims::open(log)?, Vec::new());
-        // The guest decides how much it says.
-        file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(TAIL)))?;
-        file.take(TAIL).read_to_end(&mut end)?;
-        Ok(end)
-    };
-    String::from_utf8_lossy(&read().unwrap_or_default()).trim().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Description;
+    use crate::record::Disk;
 
     #[test]
     fn all_ends_of_networks_are_known() {
@@ -448,13 +444,14 @@ mod tests {
             let disks = vec![Disk { word: "disk.qcow2".into(), image: image.into(), ..Disk::default() }];
             let facts = Facts { ram: 64 << 20, ..Facts::default() };
             let words = ["-m", "64"].map(String::from).to_vec();
-            let description =
-                Description { program: program.into(), directory: dir.path().into(), words, facts, disks };
+            let (program, directory) = (program.into(), dir.path().into());
+            let description = Description { program, directory, words, facts, disks, ..Description::default() };
             let record = Record { description, stream: Vec::new() };
             let extra: Vec<String> = extra.iter().copied().map(String::from).collect();
-            let ram = Ram::Shared(&ram);
+            let (ram, rights) = (Ram::Shared(&ram), Rights::own().unwrap());
             let options = Options {
                 record: &record,
+                rights: &rights,
                 ram,
                 extra: &extra,
                 force: false,
@@ -482,7 +479,7 @@ mod tests {
         let changed = Layer { len: 1, ..Layer::of(&image).unwrap() };
         let error = check_layer(&changed).unwrap_err();
         assert!(matches!(error, CloneError::Changed(..)), "{error}");
-        let says = format!("`touch -d @{} {}` says so", time(&changed), image.display());
+        let says = format!("`touch -d @{} {}` says so", images::time(&changed), image.display());
         assert!(error.to_string().contains("is not what was stored") && error.to_string().ends_with(&says), "{error}");
         let error = refused("/nonexistent/qemu", &image, "d", &[]);
         assert!(matches!(error, CloneError::Run { .. }), "{error}");

@@ -14,11 +14,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kmem::account::Account;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::monitor::{Monitor, MonitorError};
 use crate::names::{Names, is_written_by};
+use crate::ours::make_beside;
 use crate::qcow2;
 use crate::reflink;
 use guests::words::{Opt, options};
@@ -229,16 +231,17 @@ impl Running {
     }
 
     /// Makes the files that [`Running::cover`] needs. The guard that removes them knows of them
-    /// already.
-    pub(crate) fn make(&self, overlay: &Overlay) -> Result<(), DiskError> {
+    /// already. `account`: the guest's.
+    pub(crate) fn make(&self, overlay: &Overlay, account: &Account) -> Result<(), DiskError> {
         if let Some(names) = &overlay.names {
             let (disk, image) = (overlay.disk.clone(), self.image.display().to_string());
-            names.make().map_err(|source| DiskError::Link { disk, image, source })?;
+            let linked = make_beside(&overlay.image, account, || names.make());
+            linked.map_err(|source| DiskError::Link { disk, image, source })?;
         }
-        let made = match &overlay.names {
+        let made = make_beside(&overlay.image, account, || match &overlay.names {
             None => reflink::create(&overlay.image, &self.image),
             Some(names) => qcow2::create_over(&overlay.image, &names.stored, false),
-        };
+        });
         made.map_err(|source| DiskError::Make { image: overlay.image.clone(), source })
     }
 
@@ -425,9 +428,10 @@ mod tests {
         // The image over it: one of another snapshot is there, or there is no room for one.
         let base = dir.path().join("base.qcow2");
         qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
+        let own = Account::of(std::process::id()).unwrap();
         let overlay = Running::of_device("d0", &base).overlay("one", 0);
         // A file system without hard links.
-        let link = || Running::of_device("d0", &base).make(&overlay).unwrap_err();
+        let link = || Running::of_device("d0", &base).make(&overlay, &own).unwrap_err();
         let error = kmem::testing::refusing(libc::SYS_linkat, None, libc::EPERM, link);
         assert!(matches!(error, DiskError::Link { .. }), "{error}");
         assert!(error.to_string().contains("put it on a file system with hard links"), "{error}");
@@ -435,7 +439,7 @@ mod tests {
         std::fs::write(dir.path().join("base.one.qcow2"), "another's").unwrap();
         let there = overlay.ensure_new().unwrap_err();
         let disk = Running { raw: true, ..Running::of_device("d0", Path::new("/nonexistent/disk")) };
-        let nowhere = disk.make(&disk.overlay("one", 0)).unwrap_err();
+        let nowhere = disk.make(&disk.overlay("one", 0), &own).unwrap_err();
         for error in [there, nowhere] {
             assert!(matches!(error, DiskError::Make { .. }), "{error}");
             assert!(error.to_string().starts_with("cannot make the image /"), "{error}");

@@ -145,6 +145,9 @@ fn mount() -> io::Result<(OwnedFd, OwnedFd)> {
     ] {
         rustix::mount::fsconfig_set_string(&context, key, value)?;
     }
+    // A clone of another account opens the file anew. No name leads to it: who has no descriptor of
+    // it, and may not look into a process that has, cannot reach it.
+    rustix::mount::fsconfig_set_flag(&context, "allow_other")?;
     rustix::mount::fsconfig_create(&context)?;
     let safe = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let root = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, safe)?;

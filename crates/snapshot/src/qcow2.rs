@@ -33,7 +33,7 @@ const DATA_FILE: u64 = 1 << 2;
 /// Bytes of the largest disk that an image can be put over: see [`make`].
 const LARGEST: u64 = 1 << 56;
 /// Bytes of a sector: a disk has whole ones.
-const SECTOR: u64 = 512;
+pub(crate) const SECTOR: u64 = 512;
 /// Bytes of the largest cluster; the header lies in the first one.
 const LARGEST_CLUSTER: u64 = 2 << 20;
 /// Bytes of the name of a backing file, at most.
@@ -70,7 +70,11 @@ pub fn create_over(image: &Path, backing: &Path, raw: bool) -> io::Result<()> {
     let size = if raw { meta.len().next_multiple_of(SECTOR) } else { disk_size(backing)? };
     let file = make(image, size, Some((backing, raw)), meta.mode() & 0o777)?;
     if meta.uid() != rustix::process::geteuid().as_raw() {
-        fchown(&file, Some(meta.uid()), Some(meta.gid())).inspect_err(|_| drop(std::fs::remove_file(image)))?;
+        match fchown(&file, Some(meta.uid()), Some(meta.gid())) {
+            // It belongs to whoever made it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            done => done.inspect_err(|_| drop(std::fs::remove_file(image)))?,
+        }
     }
     Ok(())
 }

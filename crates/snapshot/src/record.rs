@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use kmem::account::Account;
+use kmem::procfs::start_time;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::Facts;
@@ -20,8 +22,8 @@ const MAGIC: &[u8; 8] = b"PGSNAP01";
 /// when it is read.
 pub(crate) const DESCRIPTION: u64 = 2 << 20;
 
-/// A guest's description.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A guest's description. An earlier version's lacks what has a default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     /// QEMU's program.
     pub program: PathBuf,
@@ -33,6 +35,62 @@ pub struct Description {
     pub facts: Facts,
     /// Its disks.
     pub disks: Vec<Disk>,
+    /// Whose it was.
+    #[serde(default)]
+    pub source: Option<Source>,
+    /// Whether it came in an archive: nothing in it is this host's word.
+    #[serde(default)]
+    pub imported: bool,
+    /// Whether the guest's kernel makes new random numbers in each clone, as its agent says.
+    #[serde(default)]
+    pub reseeds: bool,
+}
+
+/// A guest's process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Other groups.
+    pub groups: Vec<u32>,
+    /// Capabilities that it could use, a bit each.
+    pub capabilities: u64,
+    /// Its number.
+    pub pid: u32,
+    /// When it was started, in the kernel's ticks, and after which boot of the host.
+    pub started: u64,
+    /// The boot's number.
+    pub boot: String,
+}
+
+impl Source {
+    /// That of a process.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let Account { uid, gid, groups, capabilities } = Account::of(pid)?;
+        Ok(Self { uid, gid, groups, capabilities, pid, started: start_time(pid as i32)?, boot: boot()? })
+    }
+
+    /// Whether it runs.
+    pub fn runs(&self) -> bool {
+        let started = start_time(self.pid as i32);
+        started.is_ok_and(|started| started == self.started) && boot().is_ok_and(|boot| boot == self.boot)
+    }
+
+    /// The account.
+    pub fn account(&self) -> Account {
+        let &Self { uid, gid, ref groups, capabilities, .. } = self;
+        Account { uid, gid, groups: groups.clone(), capabilities }
+    }
+}
+
+/// The number of this host's boot.
+fn boot() -> io::Result<String> {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
 }
 
 /// A disk.
@@ -147,9 +205,7 @@ mod tests {
     fn a_guest_is_known_by_its_uuid_or_name() {
         let guest = |line: &str| {
             let words = line.split(' ').map(String::from).collect();
-            let (program, directory) = ("/q".into(), "/".into());
-            let description = Description { program, directory, words, facts: Facts::default(), disks: Vec::new() };
-            description.guest()
+            Description { words, ..Description::default() }.guest()
         };
         assert_eq!(guest("-m 1 -name guest=web,debug-threads=on"), Some("web".into()));
         assert_eq!(guest("-m 1 --name web"), Some("web".into()));
@@ -163,11 +219,20 @@ mod tests {
     #[test]
     fn a_record_is_read_as_it_was_written_and_nothing_else_is_one() {
         let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into(), ..Disk::default() }];
-        let (program, directory, words) = ("/q".into(), "/".into(), vec!["-S".into()]);
-        let description = Description { program, directory, words, facts: Facts::default(), disks };
+        let (program, words, source) = ("/q".into(), vec!["-S".into()], Source::of(std::process::id()).ok());
+        assert!(source.as_ref().is_some_and(Source::runs));
+        let other = |source: Source| {
+            !Source { started: 0, ..source.clone() }.runs() && !Source { boot: "".into(), ..source }.runs()
+        };
+        assert!(other(source.clone().unwrap()));
+        let description = Description { program, words, disks, source, ..Description::default() };
         let record = Record { description, stream: vec![1, 2, 3] };
         let bytes = record.encode();
         assert_eq!(Record::decode(&bytes).unwrap(), record);
+        // One that was stored by an earlier version.
+        let old = br#"{"program":"/q","directory":"/","words":[],"facts":{"qemu":"","machine":"","cpu":"","features":[],"cpus":1,"ram":1,"devices":[]},"disks":[]}"#;
+        let old = Record::decode(&[MAGIC, &(old.len() as u32).to_le_bytes()[..], old].concat()).unwrap().description;
+        assert!(old.source.is_none() && !old.imported && !old.reseeds);
         for len in 0..bytes.len() - 3 {
             assert!(Record::decode(&bytes[..len]).is_err(), "{len}");
         }

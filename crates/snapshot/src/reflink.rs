@@ -91,7 +91,11 @@ pub(crate) fn create(copy: &Path, image: &Path) -> io::Result<()> {
     let meta = std::fs::metadata(image)?;
     let file = File::options().write(true).create_new(true).mode(meta.mode() & 0o777).open(copy)?;
     if meta.uid() != rustix::process::geteuid().as_raw() {
-        fchown(&file, Some(meta.uid()), Some(meta.gid())).inspect_err(|_| drop(std::fs::remove_file(copy)))?;
+        match fchown(&file, Some(meta.uid()), Some(meta.gid())) {
+            // It belongs to whoever made it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            done => done.inspect_err(|_| drop(std::fs::remove_file(copy)))?,
+        }
     }
     Ok(())
 }

@@ -12,39 +12,44 @@
 //! Until the record is written a guard (crate `guard`) puts everything back if this fails or the
 //! program is killed. From then on an image over a disk stays: the snapshot has the one below.
 
+mod ahead;
 mod migration;
+mod process;
 
 use std::borrow::Cow;
 use std::error::Error;
 use std::io::{self, PipeReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use checkpoint::{Checkpoint, Frozen, Halt, Phases, Source, StoreError, TakeError, Taken, Warning, Writer};
 use guard::{Guard, GuardError};
 use kmem::Range;
+use kmem::account::Account;
 use serde_json::{Value, json};
 
-use crate::clone::{CloneError, check_layer};
+use crate::clone::{CloneError, check_layer, trial};
 use crate::disks::{self, DiskError, Overlay, Running};
 use crate::facts::Facts;
 use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PIPE};
 use crate::names::make_read_only;
+use crate::ours::foreign;
 use crate::prepare::{self, PrepareError};
 use crate::qcow2;
-use crate::record::{Description, Disk, Layer, Record};
+use crate::record::{Description, Disk, Layer, Record, Source as Whose};
 use crate::reflink;
 use crate::stream::StreamError;
 use crate::undo::{Lock, PATIENCE, Task, UndoError};
 use guests::words::{options, parts};
+pub(crate) use process::monitor_of;
+use process::words_of;
+pub use process::{is_recycled, wait_until_loaded, wait_until_put_back};
 
 /// Bytes that a pipe holds, at most: QEMU waits less often.
 const PIPE_BYTES: usize = 1 << 20;
 /// How long QEMU may take for its device stream.
 const STREAM: Duration = Duration::from_secs(30);
-/// Time between two looks whether a guest's memory is there.
-const LOADING: Duration = Duration::from_millis(20);
 /// QEMU's limit on the bytes a second of a migration, for the device stream: none that counts.
 const BANDWIDTH: u64 = 1 << 40;
 
@@ -57,6 +62,20 @@ pub enum SaveError {
              or its program's name, as its owner or root"
     )]
     NoProcess { pid: i32, source: io::Error },
+    #[error(
+        "{}, which the guest runs, can be changed by others than you and root ({}), and clones would run it: start the guest \
+         with a program that they cannot change", program.display(), what.display()
+    )]
+    Program { program: PathBuf, what: PathBuf },
+    #[error("{}, which the guest runs, is not there any more, and clones would need it: put it back", program.display())]
+    NoProgram { program: PathBuf, source: io::Error },
+    #[error(
+        "{0}: QEMU connects there, where a clone would find nobody, or this guest's partner: let QEMU listen (server=on), or \
+         start the guest without it"
+    )]
+    Connects(String),
+    #[error("no clone of this guest would start as it is now. Change that, or store it all the same with --force")]
+    NeverRuns(#[source] CloneError),
     #[error(
         "process {0} was not prepared, and its command line names no socket of QMP: start the guest with `pageone run \
          --snapshots -- qemu-system-x86_64 …`, or with `-qmp unix:SOCKET,server=on,wait=off`; `pageone checkpoint` stores its \
@@ -148,9 +167,21 @@ impl Guest {
     pub fn open(pid: i32) -> Result<Self, SaveError> {
         let cannot = |source| SaveError::NoProcess { pid, source };
         let words = &words_of(pid)?[..];
+        let source = Whose::of(pid as u32).map_err(cannot)?;
         let program = std::fs::read_link(format!("/proc/{pid}/exe")).map_err(cannot)?;
+        // Clones run what is there now: that it is another one is found when they are compared.
+        let program =
+            program.to_str().and_then(|name| name.strip_suffix(" (deleted)")).map_or(program.clone(), Into::into);
+        match foreign(&program) {
+            Ok(Some(what)) => return Err(SaveError::Program { program, what }),
+            Ok(None) => {}
+            Err(source) => return Err(SaveError::NoProgram { program, source }),
+        }
         let directory = std::fs::read_link(format!("/proc/{pid}/cwd")).map_err(cannot)?;
-        let (ours, own) = (prepare::socket(words), prepare::without_ours(words));
+        let (ours, own) = (prepare::socket(words), trial::plain(prepare::without_ours(words)));
+        if let Some(word) = trial::connects(&own) {
+            return Err(SaveError::Connects(word));
+        }
         let is_prepared = ours.is_some();
         let socket = ours.or_else(|| prepare::own_monitor(words, &directory)).ok_or(SaveError::Unprepared(pid))?;
         if !is_prepared {
@@ -164,8 +195,8 @@ impl Guest {
         }
         let lock = Lock::take(&socket, pid, PATIENCE)?;
         let qmp = Monitor::connect(&socket, pid)?;
-        let facts = Facts::default();
-        let description = Description { program, directory, words: own, facts, disks: Vec::new() };
+        let description =
+            Description { program, directory, words: own, source: Some(source), ..Description::default() };
         Ok(Self { is_prepared, ..Self::ask(pid, lock, qmp, socket, description)? })
     }
 
@@ -244,6 +275,19 @@ impl Guest {
         });
         let Pausing { task, .. } = pausing;
         self.finish(taken, task, guard, writer, source.addresses(), warn)
+    }
+
+    /// As whom it runs.
+    fn account(&self) -> Result<Account, SaveError> {
+        let own = || Account::of(std::process::id());
+        let account = self.description.source.as_ref().map_or_else(own, |source| Ok(source.account()));
+        account.map_err(|source| SaveError::NoProcess { pid: self.pid, source })
+    }
+
+    /// Makes the files of images over the disks.
+    fn make_images(&self, overlays: &[Overlay]) -> Result<(), SaveError> {
+        let account = self.account()?;
+        self.disks.iter().zip(overlays).try_for_each(|(disk, overlay)| Ok(disk.make(overlay, &account)?))
     }
 
     /// Begins: tells the guard. `downtime`: QEMU's limit on the pause so far, for a live migration.
@@ -342,47 +386,6 @@ impl Guest {
     }
 }
 
-/// The words of a process's command line, without its program.
-fn words_of(pid: i32) -> Result<Vec<String>, SaveError> {
-    let words = guests::all_words(Path::new("/"), pid).map_err(|source| SaveError::NoProcess { pid, source })?;
-    Ok(words.into_iter().skip(1).collect())
-}
-
-/// The socket of a process's QMP monitor.
-pub(crate) fn monitor_of(pid: i32) -> Result<Option<PathBuf>, SaveError> {
-    let words = words_of(pid)?;
-    let directory = std::fs::read_link(format!("/proc/{pid}/cwd"));
-    let directory = directory.map_err(|source| SaveError::NoProcess { pid, source })?;
-    Ok(prepare::socket(&words).or_else(|| prepare::own_monitor(&words, &directory)))
-}
-
-/// Whether the guest's free pages are taken back by an agent: then it has a device that QEMU cannot
-/// store, unless that is unplugged.
-///
-/// # Errors
-/// [`SaveError::NoProcess`].
-pub fn is_recycled(pid: i32) -> Result<bool, SaveError> {
-    words_of(pid).map(|words| prepare::is_recycled(&words))
-}
-
-/// Waits until a clone's memory is there, if it is being loaded (`snapshot run --merge`).
-pub fn wait_until_loaded(pid: i32) {
-    let is_loader = |entry: std::fs::DirEntry| {
-        std::fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim() == "pageone-loader")
-    };
-    while std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|all| all.flatten().any(is_loader)) {
-        std::thread::sleep(LOADING);
-    }
-}
-
-/// Waits until a snapshot of the guest that was broken off is put back.
-///
-/// # Errors
-/// If that takes too long, or is not known.
-pub fn wait_until_put_back(pid: i32) -> Result<(), SaveError> {
-    monitor_of(pid)?.map_or(Ok(()), |socket| Ok(Lock::take(&socket, pid, PATIENCE).map(drop)?))
-}
-
 /// QEMU is given the end of a pipe that it writes to; gives the other one.
 fn pipe(qmp: &mut Monitor) -> Result<PipeReader, SaveError> {
     let (out, into) = io::pipe().map_err(SaveError::Stream)?;
@@ -413,9 +416,7 @@ impl Pausing<'_> {
 
     /// Sets what need not be set in the pause.
     fn prepare(&mut self) -> Result<(), SaveError> {
-        for (disk, overlay) in self.guest.disks.iter().zip(&self.task.overlays) {
-            disk.make(overlay)?;
-        }
+        self.guest.make_images(&self.task.overlays)?;
         self.guest.qmp.set_capability(IGNORE_SHARED, Capability::On)?;
         self.guest.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH }))?;
         Ok(())
@@ -447,6 +448,7 @@ impl Pausing<'_> {
 
     /// The guest has run since images were put over its disks: these get others.
     fn cover_again(&mut self) -> Result<(), SaveError> {
+        let account = self.guest.account()?;
         let Guest { qmp, description, lock, .. } = &mut *self.guest;
         let disks = disks::find(qmp, self.task.pid, &description.words, &description.directory)?;
         let overlays: Vec<Overlay> = disks.iter().map(|disk| disk.overlay(&self.name, self.halts)).collect();
@@ -454,7 +456,7 @@ impl Pausing<'_> {
         new().try_for_each(|(_, overlay)| overlay.ensure_new())?;
         self.task.overlays.extend(overlays.iter().cloned());
         self.task.watch(self.guard, qmp, lock)?;
-        new().try_for_each(|(disk, overlay)| disk.make(overlay))?;
+        new().try_for_each(|(disk, overlay)| disk.make(overlay, &account))?;
         self.guest.disks = disks;
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use guard::{Guard, GuardError, Stopped};
+use kmem::account::Account;
 use kmem::pidfd::PidFd;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::disks::Overlay;
 use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PAUSES_FIRST};
+use crate::ours::make_beside;
 
 /// How long QEMU may take to notice that its last client is gone.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -175,11 +177,11 @@ impl Lock {
     pub(crate) fn take(socket: &Path, pid: i32, limit: Duration) -> Result<Self, UndoError> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
-        // The directory may be another user's.
+        // The directory may be another user's: no link in it leads root elsewhere.
         let mut options = File::options();
         options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(path);
-        let file = file.map_err(UndoError::Lock)?;
+        let account = Account::of(pid as u32).map_err(UndoError::Lock)?;
+        let file = make_beside(socket, &account, || options.open(&path)).map_err(UndoError::Lock)?;
         let start = Instant::now();
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -226,7 +228,7 @@ mod tests {
         crate::qcow2::create(&live, 1 << 20, None, 0o600).unwrap();
         let disk = Running::of_device("d0", &live);
         let overlay = disk.overlay("one", 0);
-        disk.make(&overlay).unwrap();
+        disk.make(&overlay, &Account::of(std::process::id()).unwrap()).unwrap();
         let (socket, overlays) = (dir.path().join("none"), vec![overlay.clone()]);
         let task = Task { socket, pid: 1, ran: true, bandwidth: 0, overlays, downtime: None };
         let (runs, jobs, seen) = (AtomicBool::new(false), AtomicUsize::new(0), Arc::new(Mutex::new(Vec::new())));

@@ -427,7 +427,7 @@ fn pools_of_anybody_cost_a_sentence_and_nothing_outside_is_touched() {
             &["snapshot", "ls", &pool][..],
             &["snapshot", "verify", &pool, IMPORTED, "--read-only"],
             &["snapshot", "export", &pool, IMPORTED, "-o", &path("out.tar"), "--force"],
-            &["snapshot", "run", &pool, IMPORTED, "--files", &path("clones")],
+            &["snapshot", "run", &pool, IMPORTED, "--trust", "--files", &path("clones")],
             &["pool", "check", &pool],
             &["snapshot", "rm", &pool, IMPORTED],
         ] {

@@ -221,7 +221,7 @@ mod tests {
         let words = ["-name", "web"].map(String::from).to_vec();
         let (program, directory) = ("/q".into(), "/".into());
         let facts = snapshot::Facts::default();
-        let description = snapshot::record::Description { program, directory, words, facts, disks: Vec::new() };
+        let description = snapshot::record::Description { program, directory, words, facts, ..Default::default() };
         let good = Record { description, stream: Vec::new() }.encode();
         for (name, beside) in
             [("first", &good), ("bad", &b"damaged".to_vec()), ("second", &good), ("worse", &Vec::new())]

@@ -136,6 +136,7 @@ impl Received {
         writer.set_pages((self.about.bytes() / BLOCK as u64) as usize);
         self.ram(&mut writer)?;
         let Self { mut about, scratch, stream, images, directory, .. } = self;
+        about.description.imported = true;
         // It is there twice in the end.
         claims::memory(stream.len * 2)?;
         let mut bytes = vec![0; (stream.len as usize).next_multiple_of(Scratch::SECTOR)];

@@ -9,7 +9,6 @@ use mpool::{BLOCK, Pool};
 
 use super::export::chain;
 use super::*;
-use crate::facts::Facts;
 use crate::qcow2;
 use crate::record::{Disk, Record};
 
@@ -36,7 +35,7 @@ fn the_bytes_of_a_raw_image_are_never_taken_for_a_header() {
 
 fn record(disks: Vec<Disk>) -> Record {
     let (program, directory) = ("/q".into(), "/".into());
-    let description = Description { program, directory, words: vec!["-S".into()], facts: Facts::default(), disks };
+    let description = Description { program, directory, words: vec!["-S".into()], disks, ..Description::default() };
     Record { description, stream: b"devices".to_vec() }
 }
 

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use kmem::memfd;
@@ -17,6 +17,7 @@ use rustix::io::FdFlags;
 use wire::template::{COPY, ENV_TEMPLATE, LOADED, MAX_ANSWER, RUNS, Start};
 
 use super::process::{Process, readable, spawn_without_huge_pages};
+use crate::rights::Rights;
 
 /// How long the program may take to be loaded, and to copy itself.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,22 +26,27 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Template {
     socket: Conn,
     child: Child,
+    /// What copies inherit.
+    environment: Vec<(OsString, OsString)>,
 }
 
 impl Template {
-    /// Starts the program, in this directory and with this process's environment. It is loaded
-    /// while [`Template::wait`] has not been called.
+    /// Starts the program, in this directory and with these rights. It is loaded while
+    /// [`Template::wait`] has not been called.
     ///
     /// # Errors
-    /// If it cannot be started.
-    pub fn start(library: &Path, program: &Path, directory: &Path) -> io::Result<Self> {
+    /// If it cannot be started, or its copies may not all be in one directory.
+    pub fn start(library: &Path, program: &Path, directory: &Path, rights: &Rights) -> io::Result<Self> {
+        if rights.is_confined {
+            return Err(io::Error::other("what others may have written runs in a directory of its own"));
+        }
         let (socket, theirs) = Conn::pair()?;
         let mut preload = library.as_os_str().to_owned();
         if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
             preload.push(":");
             preload.push(before);
         }
-        let mut command = Command::new(program);
+        let mut command = rights.command(program);
         // A program without the library ends at once.
         command.arg("--version").current_dir(directory);
         command.env("LD_PRELOAD", preload).env("LD_BIND_NOW", "1");
@@ -48,7 +54,7 @@ impl Template {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
         let child = spawn_without_huge_pages(&mut command)?;
-        Ok(Self { socket, child })
+        Ok(Self { socket, child, environment: rights.environment().collect() })
     }
 
     /// Waits until it is loaded.
@@ -67,10 +73,10 @@ impl Template {
     /// # Errors
     /// If there is no copy.
     pub fn copy(&self, words: &[OsString], fds: &[(BorrowedFd<'_>, i32)]) -> io::Result<Process> {
-        let variable = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
+        let variable = |(name, value): &(OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
         let start = Start {
             words: words.iter().map(|word| word.clone().into_vec()).collect(),
-            environment: std::env::vars_os().map(variable).collect(),
+            environment: self.environment.iter().map(variable).collect(),
             numbers: fds.iter().map(|&(_, number)| number as u32).collect(),
         };
         let bytes = wire::encode(&start);

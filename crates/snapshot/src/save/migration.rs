@@ -162,9 +162,7 @@ impl Guest {
         warn: &mut dyn FnMut(&Warning),
     ) -> Result<(Taken, Vec<u8>), SaveError> {
         writer.set_pages(self.ram.len / BLOCK);
-        for (disk, overlay) in self.disks.iter().zip(&task.overlays) {
-            disk.make(overlay)?;
-        }
+        self.make_images(&task.overlays)?;
         let pause_ms = options.ram.max_pause.as_millis() as u64;
         self.qmp.set_capability(IGNORE_SHARED, Capability::On)?;
         self.qmp.set_capability(PAUSES_FIRST, Capability::On)?;

@@ -19,7 +19,7 @@ fn guest(answers: &'static [(&str, &str)]) -> Result<Guest, SaveError> {
         serde_json::from_str(text).unwrap()
     });
     let (program, directory) = ("/usr/bin/qemu-system-x86_64".into(), "/".into());
-    let description = Description { program, directory, words: Vec::new(), facts: Facts::default(), disks: Vec::new() };
+    let description = Description { program, directory, ..Description::default() };
     Guest::ask(1, lock(), qmp, "/nonexistent/guest.qmp".into(), description)
 }
 

@@ -153,7 +153,18 @@ fn a_clones_clock_is_set_by_the_guests_agent_and_verify_asks_it() {
     let Some(mut plain) = place.guest() else { return };
     place.save(plain.pid(), "plain");
     plain.kill();
-    let mut run = place.command(&["snapshot", "run", "store", "plain", "--count", "2", "--files", &files, "--rm"]);
+    let mut run = place.command(&[
+        "snapshot",
+        "run",
+        "store",
+        "plain",
+        "--count",
+        "2",
+        "--same-random",
+        "--files",
+        &files,
+        "--rm",
+    ]);
     let mut run = run.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let said = BufReader::new(run.stderr.take().unwrap()).lines().map_while(Result::ok);
     let said = said.take(3).last().unwrap();

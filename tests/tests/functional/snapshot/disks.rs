@@ -278,10 +278,10 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
     place.ok(&["pool", "check", "other"]);
     place.ok(&["pool", "destroy", "store", "--yes"]);
     let files = path("files");
-    let text = place.ok(&["snapshot", "verify", "other", "there", "--files", &files]);
+    let text = place.ok(&["snapshot", "verify", "other", "there", "--trust", "--files", &files]);
     assert!(text.contains("a guest goes on from it"), "{text}");
     // One that stops is told from one that goes on.
-    let verify = ["snapshot", "verify", "other", "there", "--seconds", "4", "--files", &files];
+    let verify = ["snapshot", "verify", "other", "there", "--trust", "--seconds", "4", "--files", &files];
     let text = std::thread::scope(|scope| {
         let verified = scope.spawn(|| place.fails(&verify));
         let socket = eventually("the clone's monitor", Duration::from_secs(20), || {
@@ -361,7 +361,7 @@ fn a_raw_disk_is_copied_at_once_and_stays_what_it_was() {
     place.ok(&["snapshot", "export", "store", "two", "-o", &path("two.tar")]);
     std::fs::create_dir(place.path("disks")).unwrap();
     place.ok(&["snapshot", "import", "store", &path("two.tar"), "--name", "there", "--disks", &path("disks")]);
-    let text = place.ok(&["snapshot", "verify", "store", "there", "--files", &path("files")]);
+    let text = place.ok(&["snapshot", "verify", "store", "there", "--trust", "--files", &path("files")]);
     assert!(text.contains("a guest goes on from it"), "{text}");
     assert_eq!(byte(&place.path("disks/there.disk-0-0")), 2);
 }

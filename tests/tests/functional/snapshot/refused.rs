@@ -44,6 +44,20 @@ fn what_cannot_be_stored_is_refused_with_a_sentence() {
     let save = |pid: i32| place.fails(&["snapshot", "save", &pid.to_string(), "--to", "store", "--name", "no"]);
     assert!(save(plain.pid()).contains("its command line names no socket of QMP: start the guest with `pageone run"));
     plain.kill();
+    // What no clone would have.
+    let machine = place.machine("plugged", &[]);
+    machine.qmp().execute("device_add", json!({ "driver": "virtio-rng-pci", "id": "hot0" }));
+    let text = save(machine.pid());
+    assert!(
+        text.contains("no clone of this guest would start as it is now") && text.contains("virtio-rng-pci"),
+        "{text}"
+    );
+    assert_eq!(status(&mut machine.qmp()), "running");
+    let forced = ["snapshot", "save", &machine.pid().to_string(), "--to", "store", "--name", "forced", "--force"];
+    let out = place.run(&forced);
+    assert!(out.status.success() && String::from_utf8_lossy(&out.stderr).contains("forced: "), "{out:?}");
+    place.ok(&["snapshot", "rm", "store", "forced"]);
+    drop(machine);
     let mut other = Command::new("qemu-system-x86_64");
     other.args(["-m", "64", "-display", "none", "-nodefaults", "-accel", "tcg,tb-size=16", "-object"]);
     other.args(["memory-backend-ram,id=r,size=64M", "-machine", "memory-backend=r"]);
@@ -104,8 +118,10 @@ fn a_guest_that_would_differ_is_refused_with_the_difference() {
         println!("{}", text.trim());
         assert!(text.contains(part), "{extra:?}: {text}");
     }
-    let several = ["snapshot", "run", "store", "one", "--count", "2", "--files", &files, "--", "-smp", "2"];
-    let text = place.fails(&several);
+    let two = ["snapshot", "run", "store", "one", "--count", "2", "--files", &files];
+    let text = place.fails(&two);
+    assert!(text.contains("these 2 guests could make the same random numbers"), "{text}");
+    let text = place.fails(&[&two[..], &["--same-random", "--", "-smp", "2"]].concat());
     assert!(text.contains("2 of 2 guests were not started: "), "{text}");
     let text = place.fails(&["snapshot", "verify", "store", "one", "--files", &files, "--", "-cpu", "Nehalem"]);
     assert!(text.contains("no guest goes on from snapshot one: this guest would differ"), "{text}");

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use e2e::program;
 use snapshot::clone::Template;
+use snapshot::rights::Rights;
 
 use super::clones::{place_with_a_machines_snapshot, place_with_a_snapshot};
 use super::*;
@@ -37,6 +38,10 @@ fn own(pid: i32) -> u64 {
         }
     }
     sum
+}
+
+fn rights() -> Rights {
+    Rights::own().unwrap()
 }
 
 #[test]
@@ -114,7 +119,8 @@ fn where_qemu_cannot_be_copied_each_clone_loads_it() {
     let agent = bin.join("libpageone_agent.so");
     std::fs::copy(program("libpageone_agent.so"), &agent).unwrap();
     let files = place.path("f").display().to_string();
-    let mut run = place.command(&["snapshot", "run", "store", "one", "--count", "2", "--files", &files, "--rm"]);
+    let mut run =
+        place.command(&["snapshot", "run", "store", "one", "--count", "2", "--same-random", "--files", &files, "--rm"]);
     let mut run = run.env("PAGEONE_AGENT", &agent).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let lines: Vec<_> = BufReader::new(run.stderr.take().unwrap()).lines().map_while(Result::ok).take(3).collect();
     let why = "pageone: each guest loads QEMU for itself: libpageone_template.so is not beside the agent's library";
@@ -127,7 +133,7 @@ fn where_qemu_cannot_be_copied_each_clone_loads_it() {
     assert!(run.wait().unwrap().success());
     assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}/maps")).exists()), "they are ended");
     // Without the library the program says its version, and ends.
-    let template = Template::start(Path::new("/nonexistent"), Path::new("/bin/sh"), Path::new("/")).unwrap();
+    let template = Template::start(Path::new("/nonexistent"), Path::new("/bin/sh"), Path::new("/"), &rights()).unwrap();
     assert!(template.wait().unwrap_err().to_string().contains("begins without waiting"));
 }
 
@@ -138,7 +144,7 @@ fn a_copy_has_its_words_and_descriptors_or_there_is_none() {
     let (library, shell) = (program("libpageone_template.so"), Path::new("/bin/sh"));
     // The program inherits it, as if a library of its had opened it.
     let taken = rustix::io::dup(file("taken")).unwrap();
-    let template = Template::start(&library, shell, dir.path()).unwrap();
+    let template = Template::start(&library, shell, dir.path(), &rights()).unwrap();
     template.wait().unwrap();
     let words = |script: &str| ["sh", "-c", script, "zero", "a word", ""].map(Into::into);
     let script = "pwd; echo \"$0:$1:$2:$#\"; tr '\\0' , < /proc/$$/cmdline; env | grep -c -e PAGEONE_TEMPLATE -e LD_PRELOAD -e LD_BIND; echo nine >&9";
@@ -171,7 +177,7 @@ fn a_file_that_copies_read_is_mapped_into_large_buffers_of_malloc_and_nowhere_el
     let bytes: Vec<u8> = (0..5_000_003_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::fs::write(&path, &bytes).unwrap();
     let client = program("pageone-test-client");
-    let template = Template::start(&program("libpageone_template.so"), &client, dir.path()).unwrap();
+    let template = Template::start(&program("libpageone_template.so"), &client, dir.path(), &rights()).unwrap();
     template.wait().unwrap();
     for round in 0..3 {
         let out = File::create(dir.path().join("out")).unwrap();

@@ -5,10 +5,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use snapshot::rights::Account;
+
 use super::denied;
 use super::device::{Device, Way};
 use super::process::{Identity, read};
 use super::report::Check;
+use crate::account::account;
 
 const CONF: &str = "etc/libvirt/qemu.conf";
 const WRAPPER: &str = "usr/bin/qemu-system-x86_64-pageone";
@@ -81,7 +84,7 @@ fn rules(root: &Path) -> Check {
 /// Whether the user of libvirt's guests may have a userfaultfd. `None`: there is no such user.
 fn user(root: &Path) -> Option<Check> {
     let name = "libvirt: device";
-    let (user, identity) = USERS.iter().find_map(|user| Some((*user, account(root, user)?)))?;
+    let (user, identity) = USERS.iter().find_map(|user| Some((*user, identity(account(root, user)?))))?;
     let list =
         if gives_device(root) { Ok(()) } else { Err(format!("/{CONF} does not give /dev/userfaultfd to guests")) };
     let has_rule = ["etc/udev/rules.d", "usr/lib/udev/rules.d", "lib/udev/rules.d"];
@@ -134,20 +137,10 @@ fn gives_device(root: &Path) -> bool {
         .any(has)
 }
 
-/// User and groups of an account, by `/etc/passwd` and `/etc/group`.
-fn account(root: &Path, name: &str) -> Option<Identity> {
-    let passwd = read(&root.join("etc/passwd")).ok()?;
-    let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let entry = fields.into_iter().find(|fields| fields.len() > 3 && fields[0] == name)?;
-    let group = read(&root.join("etc/group")).unwrap_or_default();
-    let groups = group.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let groups = groups.filter(|fields| fields.len() > 3 && fields[3].split(',').any(|member| member == name));
-    Some(Identity {
-        uid: entry[2].parse().ok()?,
-        gid: entry[3].parse().ok()?,
-        groups: groups.filter_map(|fields| fields[2].parse().ok()).collect(),
-        ..Identity::default()
-    })
+/// What an account's processes are.
+fn identity(account: Account) -> Identity {
+    let Account { uid, gid, groups, .. } = account;
+    Identity { uid, gid, groups, ..Identity::default() }
 }
 
 #[cfg(test)]

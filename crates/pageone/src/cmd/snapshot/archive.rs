@@ -61,7 +61,7 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
     };
     // Before, so that nothing is written in vain, and after that: what was copied is what was
     // stored.
-    let check = || record.description.disks.iter().try_for_each(snapshot::clone::check_image);
+    let check = || record.description.disks.iter().try_for_each(|disk| snapshot::clone::check_image(disk).map(drop));
     check()?;
     let Some(path) = &args.output else {
         archive::export(&what, output::Stdout::lock())?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use checkpoint::{Catalog, Checkpoint, Image, ReadError};
 use kmem::ksm::{self, Ksm};
 use kmem::procfs;
@@ -21,10 +21,12 @@ use snapshot::NoAgent;
 use snapshot::clone::{Add, Clone, Links, Options, Own, Ram, Template, start};
 use snapshot::memory::segments::Segments;
 use snapshot::memory::{self, MemoryError, Server};
-use snapshot::record::Record;
+use snapshot::record::{Description, Record};
+use snapshot::rights::{Asked, Rights};
 use wire::HugePages;
 
 use super::Which;
+use crate::account::account;
 use crate::cmd::run;
 use crate::exit::{Code, Coded};
 use crate::paths;
@@ -54,6 +56,9 @@ pub(crate) struct Args {
     /// Start guests that differ from the one that was stored
     #[arg(long)]
     force: bool,
+    /// Start guests although their kernels may make the same random numbers, keys too
+    #[arg(long)]
+    same_random: bool,
     /// Start guests whose network cards have no link: `set_link NAME on` on its monitor gives one
     #[arg(long)]
     links_down: bool,
@@ -71,19 +76,47 @@ pub(crate) struct Args {
     /// run, on Linux 6.10 or later
     #[arg(long, conflicts_with = "merge")]
     ksm: bool,
+    #[command(flatten)]
+    rights: AskedRights,
     /// Further options of QEMU
     #[arg(last = true, value_name = "QEMU OPTIONS")]
     extra: Vec<String>,
 }
 
+/// As whom guests run.
+#[derive(clap::Args)]
+pub(super) struct AskedRights {
+    /// Run guests as this account, a name or a number [default: the stored guest's; without root,
+    /// yours]
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// Take all that the snapshot says, also if it is another's: its program and options can do
+    /// what the account may
+    #[arg(long)]
+    trust: bool,
+}
+
+impl AskedRights {
+    fn asked(&self) -> Result<Asked> {
+        let user = self.user.as_deref();
+        let named = |name: &str| account(Path::new("/"), name).with_context(|| format!("no account is called {name}"));
+        Ok(Asked { user: user.map(named).transpose()?, trust: self.trust })
+    }
+}
+
 /// Starts clones and waits for their end.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    let Leased { record, lease, label, pool, .. } = Leased::of(&args.snapshot)?;
+    let leased = Leased::of(&args.snapshot)?;
+    let rights = &leased.rights(&args.rights)?;
+    if !args.same_random {
+        refuse_twins(&leased.record.description, args.count)?;
+    }
+    let Leased { record, lease, label, pool, .. } = leased;
     if args.ksm {
         give_to_ksm()?;
     }
     // It is loaded while the page server starts.
-    let template = (args.count > 1 && !args.merge).then(|| template(&record));
+    let template = (args.count > 1 && !args.merge).then(|| template(&record, rights));
     let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);
     let environment = || run::agent(args.domain.as_deref(), HugePages::default(), dir, run::Start::IfNone);
     let environment = args.merge.then(environment).transpose().context("the guests cannot be merged")?;
@@ -119,7 +152,8 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     };
     let (attached, template) = (args.count == 1, template.as_ref());
     let links = if args.links_down { Links::Down } else { Links::Kept };
-    let options = Options { record: &record, ram, extra: &args.extra, force: args.force, attached, links, template };
+    let (extra, force) = (&args.extra[..], args.force);
+    let options = Options { record: &record, rights, ram, extra, force, attached, links, template };
     let directories = new_directories(&files, &args.snapshot.name, args.count);
     let start = || start_all(&options, &directories, &working_set);
     let (mut clones, failed) = watch.during(start).unwrap_or_else(|| (Vec::new(), vec![panicked()]));
@@ -134,6 +168,21 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
         None => Ok(()),
     }
+}
+
+/// Refuses guests that would make the same random numbers.
+fn refuse_twins(description: &Description, count: u32) -> Result<()> {
+    let twin = match &description.source {
+        _ if description.reseeds => return Ok(()),
+        _ if count > 1 => format!("these {count} guests"),
+        Some(source) if source.runs() => format!("this guest and the one that was stored (process {})", source.pid),
+        _ => return Ok(()),
+    };
+    bail!(
+        "{twin} could make the same random numbers, and so the same keys: that their kernel makes new ones in a clone is known \
+         only of guests with the device vmgenid whose qemu-guest-agent found its driver at `snapshot save`. --same-random \
+         starts them all the same"
+    )
 }
 
 /// Starts a clone for each directory. Gives those that run, and why the others do not.
@@ -171,10 +220,10 @@ fn loaded(template: Result<Template, String>) -> Option<Template> {
 }
 
 /// QEMU, loaded for all guests; or why it cannot be.
-fn template(record: &Record) -> Result<Template, String> {
+fn template(record: &Record, rights: &Rights) -> Result<Template, String> {
     let library = paths::template_library().ok_or("libpageone_template.so is not beside the agent's library")?;
     let description = &record.description;
-    Template::start(&library, &description.program, &description.directory).map_err(|error| error.to_string())
+    Template::start(&library, &description.program, &description.directory, rights).map_err(|error| error.to_string())
 }
 
 /// Has KSM merge all memory of the processes that are started from now on.
@@ -241,6 +290,8 @@ pub(super) struct Leased {
     label: String,
     /// The directory of the pool's capacity class.
     pub(super) pool: PathBuf,
+    /// Those of all its classes.
+    directories: Vec<PathBuf>,
 }
 
 impl Leased {
@@ -249,7 +300,14 @@ impl Leased {
         let (checkpoint, record) = which.find(&catalog)?;
         let lease = catalog.image(checkpoint)?.lease(&pool)?;
         let label = Catalog::label(&pool, checkpoint);
-        Ok(Self { checkpoint: checkpoint.clone(), record, lease, label, pool: pool.path().into() })
+        let directories =
+            pool.usage()?.classes.into_iter().filter(|class| class.present).map(|class| class.path).collect();
+        Ok(Self { checkpoint: checkpoint.clone(), record, lease, label, pool: pool.path().into(), directories })
+    }
+
+    /// As whom its guests run.
+    pub(super) fn rights(&self, asked: &AskedRights) -> Result<Rights> {
+        Ok(Rights::of(&self.record.description, &self.directories, asked.asked()?)?)
     }
 }
 
@@ -271,7 +329,8 @@ pub(super) fn ram(of: (&Path, &str), lease: File, working_set: Option<&Path>) ->
 pub(super) fn directory(files: Option<&Path>, of: &Which) -> Result<PathBuf> {
     let files = files.map_or_else(|| of.names.directory().with_file_name("clones"), Path::to_owned);
     let files = std::path::absolute(files)?;
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&files);
+    // Guests may be of other accounts, which must get to their own.
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o711).create(&files);
     made.with_context(|| format!("cannot create {}", files.display()))?;
     paths::check_owner(&files)?;
     Ok(files)
@@ -375,6 +434,19 @@ fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch, source: &mut
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn guests_that_may_make_the_same_random_numbers_are_not_started_unasked() {
+        let source = snapshot::record::Source::of(std::process::id()).unwrap();
+        let of_this = Description { source: Some(source.clone()), ..Description::default() };
+        let refused = |description: &Description, count| refuse_twins(description, count).map_err(|e| e.to_string());
+        assert!(refused(&of_this, 2).unwrap_err().starts_with("these 2 guests could make the same random numbers"));
+        assert!(refused(&of_this, 1).unwrap_err().contains("(process "), "the source runs");
+        assert!(refused(&Description { reseeds: true, ..of_this.clone() }, 9).is_ok());
+        let ended = snapshot::record::Source { started: 0, ..source };
+        assert!(refused(&Description { source: Some(ended), ..of_this }, 1).is_ok());
+        assert!(refused(&Description::default(), 1).is_ok());
+    }
 
     #[test]
     fn the_files_of_an_earlier_clone_are_not_a_new_ones() {

@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Read and compare all of the memory, also what has not changed since the last snapshot
     #[arg(long)]
     full: bool,
+    /// Store it although no clone would start, or would be like it
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     json: Json,
 }
@@ -47,7 +50,13 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     snapshot::save::wait_until_loaded(pid);
     let _unplugged = recycling::unplug(pid, dir.as_deref())?;
     phases.end("unplug");
-    let guest = Guest::open(pid)?;
+    let mut guest = Guest::open(pid)?;
+    match guest.try_clone() {
+        Err(error) if args.force => output::note!("forced: {:#}", anyhow::Error::from(error)),
+        tried => tried?,
+    }
+    guest.ask_for_driver();
+    phases.end("trial");
     let source = guest.is_prepared().then(|| Source::open_within(pid, guest.ram())).transpose()?;
     if let Some(source) = &source {
         ensure!(source.is_tracked(), SaveError::Untracked(pid));

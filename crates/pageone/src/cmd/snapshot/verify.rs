@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use snapshot::clone::{Links, Options, Ram, start};
 
 use super::Which;
-use super::clones::{self, Leased, Watch};
+use super::clones::{self, AskedRights, Leased, Watch};
 
 /// Pages that are read at once.
 const AT_ONCE: u64 = 256;
@@ -33,6 +33,8 @@ pub(crate) struct Args {
     /// pools' names]
     #[arg(long, value_name = "DIR")]
     files: Option<PathBuf>,
+    #[command(flatten)]
+    rights: AskedRights,
     /// Further options of QEMU
     #[arg(last = true, value_name = "QEMU OPTIONS")]
     extra: Vec<String>,
@@ -41,7 +43,9 @@ pub(crate) struct Args {
 /// Reads all of the memory, and lets a clone run for a while; it is gone afterwards.
 pub(super) fn run(args: &Args) -> Result<()> {
     let begin = Instant::now();
-    let Leased { record, lease, pool, .. } = Leased::of(&args.snapshot)?;
+    let leased = Leased::of(&args.snapshot)?;
+    let rights = (!args.read_only).then(|| leased.rights(&args.rights)).transpose()?;
+    let Leased { record, lease, pool, .. } = leased;
     let image = Image::of_lease(&lease)?;
     let mut bytes = AlignedBuf::zeroed(AT_ONCE as usize * BLOCK);
     for first in (0..image.pages()).step_by(AT_ONCE as usize) {
@@ -51,13 +55,14 @@ pub(super) fn run(args: &Args) -> Result<()> {
         snapshot::clone::check_image(disk)?;
     }
     let mut what = "its memory can be read";
-    if !args.read_only {
+    if let Some(rights) = &rights {
         let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;
         let files = clones::directory(args.files.as_deref(), &args.snapshot)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
         let ram = Ram::Shared(&ram);
         let options = Options {
             record: &record,
+            rights,
             ram,
             extra: &args.extra,
             force: false,

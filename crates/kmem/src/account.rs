@@ -1,0 +1,183 @@
+//! The rights of another account: for a program that root starts, and for a piece of work on files.
+//!
+//! Sources: credentials(7); setfsuid(2); setgroups(2), "C library/kernel differences": by their
+//! numbers the calls change the calling thread alone; `PR_SET_NO_NEW_PRIVS`; capabilities(7).
+
+#![allow(unsafe_code)] // System calls; Command::pre_exec.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::io::Errno;
+
+/// The last capability that 64 bits can name.
+const CAPABILITIES: usize = 64;
+/// Joins a session keyring of its own.
+const JOIN_SESSION: usize = 1;
+
+/// An account, and what a program of it may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Other groups.
+    pub groups: Vec<u32>,
+    /// Capabilities that it may have, a bit each. Only root's programs have any.
+    pub capabilities: u64,
+}
+
+fn call(number: libc::c_long, arguments: [usize; 3]) -> io::Result<usize> {
+    let [a, b, c] = arguments;
+    // SAFETY: the callers pass numbers, or a list and its length. No call has a fourth argument but
+    // prctl, which wants zeros.
+    let done = unsafe { libc::syscall(number, a, b, c, 0_usize, 0_usize) };
+    usize::try_from(done).map_err(|_| io::Error::last_os_error())
+}
+
+impl Account {
+    /// The account of a process: its effective user, and the capabilities that it may use.
+    ///
+    /// # Errors
+    ///
+    /// If the process has ended, or `/proc` says something else.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let field =
+            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).ok_or(io::ErrorKind::InvalidData);
+        let numbers = |name: &str| -> Result<Vec<u32>, io::ErrorKind> {
+            Ok(field(name)?.split_whitespace().filter_map(|number| number.parse().ok()).collect())
+        };
+        // Real, effective, saved, file system.
+        let effective = |name| numbers(name)?.get(1).copied().ok_or(io::ErrorKind::InvalidData);
+        let capabilities = u64::from_str_radix(field("CapPrm:")?.trim(), 16).map_err(|_| io::ErrorKind::InvalidData)?;
+        Ok(Self { uid: effective("Uid:")?, gid: effective("Gid:")?, groups: numbers("Groups:")?, capabilities })
+    }
+
+    fn set_groups(&self) -> io::Result<()> {
+        call(libc::SYS_setgroups, [self.groups.len(), self.groups.as_ptr() as usize, 0]).map(drop)
+    }
+
+    /// Makes this thread one of the account for ever, which is a process's only one.
+    fn enter(&self) -> io::Result<()> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        if self.uid != 0 {
+            // No keys of root's, and no terminal to type at. Without either it has none.
+            let _ = call(libc::SYS_keyctl, [JOIN_SESSION, 0, 0]);
+            let _ = call(libc::SYS_setsid, [0; 3]);
+        }
+        for one in (0..CAPABILITIES).filter(|&one| self.capabilities & 1 << one == 0) {
+            match call(libc::SYS_prctl, [libc::PR_CAPBSET_DROP as usize, one, 0]) {
+                // The kernel has none of this number.
+                Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => break,
+                done => done.map(drop)?,
+            }
+        }
+        self.set_groups()?;
+        let (uid, gid) = (self.uid as usize, self.gid as usize);
+        call(libc::SYS_setresgid, [gid; 3])?;
+        call(libc::SYS_setresuid, [uid; 3])?;
+        call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0]).map(drop)
+    }
+
+    /// Has a command start its program as this account, and without ways to more rights. Who is not
+    /// root can give no others than its own, which stay as they are.
+    pub fn start(&self, command: &mut Command) {
+        let account = self.clone();
+        // SAFETY: the child makes system calls, and allocates nothing: errors are numbers.
+        unsafe { command.pre_exec(move || account.enter()) };
+    }
+
+    /// Does something with files as this account would, in a thread of its own. Without root, and
+    /// for root's files, this process's rights stay.
+    ///
+    /// # Errors
+    ///
+    /// Those of the work; or the thread cannot become one of the account, and nothing was done.
+    pub fn with_files<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        if !rustix::process::geteuid().is_root() || self.uid == 0 {
+            return work();
+        }
+        let enter = || -> io::Result<()> {
+            self.set_groups()?;
+            for (number, id) in [(libc::SYS_setfsgid, self.gid), (libc::SYS_setfsuid, self.uid)] {
+                call(number, [id as usize, 0, 0])?;
+                // The calls give the one before, and no error. This asks.
+                if call(number, [usize::MAX, 0, 0])? != id as usize {
+                    return Err(io::ErrorKind::PermissionDenied.into());
+                }
+            }
+            Ok(())
+        };
+        let thread = || enter().and_then(|()| work());
+        let done = std::thread::scope(|scope| scope.spawn(thread).join());
+        done.unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::*;
+
+    fn nobody() -> Option<Account> {
+        let is_root = rustix::process::geteuid().is_root();
+        if !is_root {
+            println!("SKIPPED: only root can become another account");
+        }
+        is_root.then(|| Account { uid: 65534, gid: 65534, groups: vec![7, 8], capabilities: u64::MAX })
+    }
+
+    #[test]
+    fn a_program_of_another_account_has_its_rights_and_no_way_to_more() {
+        let Some(nobody) = nobody() else { return };
+        let status = |account: &Account| {
+            let mut command = Command::new("cat");
+            account.start(command.arg("/proc/self/status"));
+            String::from_utf8(command.output().unwrap().stdout).unwrap()
+        };
+        let has = |text: &str, name: &str, value: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), value, "{name}");
+        };
+        let text = status(&nobody);
+        has(&text, "Uid:", "65534 65534 65534 65534");
+        has(&text, "Gid:", "65534 65534 65534 65534");
+        has(&text, "Groups:", "7 8");
+        has(&text, "NoNewPrivs:", "1");
+        for set in ["CapPrm:", "CapEff:", "CapAmb:"] {
+            has(&text, set, "0000000000000000");
+        }
+        let mut command = Command::new("sleep");
+        nobody.start(command.arg("60"));
+        let mut child = command.spawn().unwrap();
+        assert_eq!(Account::of(child.id()).unwrap(), Account { capabilities: 0, ..nobody.clone() });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Root's has what it was given.
+        let text = status(&Account { uid: 0, gid: 0, groups: Vec::new(), capabilities: 1 << 6 });
+        has(&text, "Uid:", "0 0 0 0");
+        has(&text, "CapEff:", "0000000000000040");
+    }
+
+    #[test]
+    fn files_are_made_and_read_with_the_accounts_rights() {
+        let Some(nobody) = nobody() else { return };
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let (made, secret) = (dir.path().join("made"), dir.path().join("secret"));
+        std::fs::write(&secret, "root's").unwrap();
+        std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
+        nobody.with_files(|| std::fs::write(&made, "")).unwrap();
+        let meta = std::fs::metadata(&made).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (65534, 65534));
+        let error = nobody.with_files(|| std::fs::read(&secret)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(std::fs::read(&secret).is_ok(), "other threads have kept theirs");
+    }
+}

@@ -1,0 +1,303 @@
+//! As whom a clone runs, and how much of its record is done.
+//!
+//! A record names a program, options, files and an account. Who can write a record must not thereby
+//! run programs as root:
+//!
+//! | the snapshot | the guest runs as | program and options |
+//! |---|---|---|
+//! | stored here, in a pool that only its caller or root can change | its source did | the record's |
+//! | imported, or in a pool that others can change | `--user` says | by a list (`allowed`) |
+//! | any, with `--trust` | the caller, or as `--user` says | the record's |
+//!
+//! Without root all run as the caller. The program must be one that only root or the caller can
+//! change, unless `--trust` is given.
+
+mod allowed;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::ours::{foreign, foreign_pool};
+use crate::record::Description;
+pub use kmem::account::Account;
+
+/// Variables that a program of another account inherits: names, and beginnings of names.
+const VARIABLES: [&str; 4] = ["PATH", "LANG", "TERM", "TZ"];
+const FAMILIES: [&str; 4] = ["LC_", "LD_", "QEMU_", "PAGEONE_"];
+
+/// Why not all is done that a snapshot says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// It came in an archive.
+    Imported,
+    /// Others can change this, of the pool.
+    Place(PathBuf),
+    /// It does not say whose guest it was.
+    Old,
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Imported => write!(f, "was imported"),
+            Self::Place(path) => write!(f, "lies in a pool that others can change ({})", path.display()),
+            Self::Old => {
+                write!(f, "was stored by an earlier version of PageONE, which did not note whose guest it was")
+            }
+        }
+    }
+}
+
+/// Why no clone is started.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
+pub enum RightsError {
+    #[error(
+        "this snapshot {0}: say as whom its guests are to run with --user, or take all that it says with --trust, which runs \
+         them as you"
+    )]
+    Whose(Doubt),
+    #[error(
+        "this snapshot {doubt}, and {word} may reach files, programs or networks of this host: --trust takes all that it says"
+    )]
+    Word { word: String, doubt: Doubt },
+    #[error("{} is no QEMU, and this snapshot {doubt}: --trust runs it", program.display())]
+    NotQemu { program: PathBuf, doubt: Doubt },
+    #[error("{} is not run: others than you and root can change {}. Take that from them, or use --trust", program.display(), what.display())]
+    Program { program: PathBuf, what: PathBuf },
+    #[error("only root can run guests as another account: leave --user away")]
+    NotRoot,
+    #[error("cannot find out whose {} is", .0.display())]
+    Look(PathBuf, #[source] io::Error),
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// The account that guests run as.
+    pub user: Option<Account>,
+    /// Whether all is done that the snapshot says.
+    pub trust: bool,
+}
+
+/// As whom a clone runs, and how much of its record is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// As whom.
+    pub account: Account,
+    /// Its names of files are its own directory's.
+    pub(crate) is_confined: bool,
+}
+
+impl Rights {
+    /// Those of this process, for what it has written itself.
+    ///
+    /// # Errors
+    /// If `/proc` does not tell.
+    pub fn own() -> io::Result<Self> {
+        Account::of(std::process::id()).map(Self::of_account)
+    }
+
+    /// Those of an account, for what this process has written itself.
+    pub(crate) fn of_account(account: Account) -> Self {
+        Self { account, is_confined: false }
+    }
+
+    /// Those of a snapshot's clones. `directories`: those of its pool.
+    ///
+    /// # Errors
+    /// If no clone may be started so.
+    pub fn of(description: &Description, directories: &[PathBuf], asked: Asked) -> Result<Self, RightsError> {
+        let look = |path: &Path| {
+            let path = path.to_owned();
+            move |source| RightsError::Look(path, source)
+        };
+        let own = Self::own().map_err(look(Path::new("/proc/self")))?.account;
+        let mut place = None;
+        for directory in directories {
+            place = place.or(foreign_pool(directory).map_err(look(directory))?);
+        }
+        let doubt = match place {
+            _ if description.imported => Some(Doubt::Imported),
+            Some(place) => Some(Doubt::Place(place)),
+            None => description.source.is_none().then_some(Doubt::Old),
+        };
+        let account = match (asked.user, &description.source, &doubt) {
+            (Some(user), ..) if own.uid == 0 => user,
+            (Some(_), ..) => return Err(RightsError::NotRoot),
+            (None, Some(source), None) if own.uid == 0 => source.account(),
+            (None, _, Some(doubt)) if own.uid == 0 && !asked.trust => return Err(RightsError::Whose(doubt.clone())),
+            _ => own,
+        };
+        if asked.trust {
+            return Ok(Self { account, is_confined: false });
+        }
+        let doubt = doubt.filter(|doubt| *doubt != Doubt::Old);
+        let program = &description.program;
+        if let Some(doubt) = &doubt {
+            if !guests::is_qemu(program.as_os_str()) {
+                return Err(RightsError::NotQemu { program: program.clone(), doubt: doubt.clone() });
+            }
+            if let Some(word) = allowed::refused(&description.words, &description.disks) {
+                return Err(RightsError::Word { word, doubt: doubt.clone() });
+            }
+        }
+        // One that is not there is said later.
+        if let Ok(Some(what)) = foreign(program) {
+            return Err(RightsError::Program { program: program.clone(), what });
+        }
+        Ok(Self { account, is_confined: doubt.is_some() })
+    }
+
+    /// A command that starts a program with these rights.
+    pub(crate) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        self.account.start(&mut command);
+        command.env_clear().envs(self.environment());
+        command
+    }
+
+    /// What a program inherits: another account is not to read the caller's secrets.
+    pub(crate) fn environment(&self) -> impl Iterator<Item = (OsString, OsString)> {
+        let all = self.account.uid == rustix::process::geteuid().as_raw();
+        let is_kept =
+            move |name: &str| VARIABLES.contains(&name) || FAMILIES.iter().any(|first| name.starts_with(first));
+        std::env::vars_os().filter(move |(name, _)| all || name.to_str().is_some_and(is_kept))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    use super::*;
+    use crate::record::Source;
+
+    const NOBODY: u32 = 65534;
+
+    fn allow(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+
+    /// A pool's directory with a file, a program beside it, and what a snapshot says of a guest of
+    /// nobody's.
+    fn stored() -> (tempfile::TempDir, PathBuf, Description) {
+        let dir = tempfile::tempdir().unwrap();
+        let (pool, program) = (dir.path().join("pool"), dir.path().join("qemu-system-x86_64"));
+        std::fs::create_dir(&pool).unwrap();
+        for file in [&program, &pool.join("data")] {
+            std::fs::write(file, "").unwrap();
+            allow(file, 0o644);
+        }
+        let source =
+            Some(Source { uid: NOBODY, gid: NOBODY, groups: vec![7], ..Source::of(std::process::id()).unwrap() });
+        (dir, pool, Description { program, source, ..Description::default() })
+    }
+
+    fn asked(user: Option<u32>, trust: bool) -> Asked {
+        let account = |uid| Account { uid, gid: uid, groups: Vec::new(), capabilities: 0 };
+        Asked { user: user.map(account), trust }
+    }
+
+    fn is_root() -> bool {
+        let is = rustix::process::geteuid().is_root();
+        if !is {
+            println!("SKIPPED: only root runs guests as others");
+        }
+        is
+    }
+
+    #[test]
+    fn clones_run_as_their_source_and_whose_is_not_known_as_nobody_is_asked() {
+        if !is_root() {
+            return;
+        }
+        let (_dir, pool, stored) = stored();
+        let of = |description: &Description, asked: Asked| {
+            Rights::of(description, std::slice::from_ref(&pool), asked)
+                .map(|rights| (rights.account.uid, rights.is_confined))
+        };
+        assert_eq!(of(&stored, asked(None, false)).unwrap(), (NOBODY, false));
+        assert_eq!(Rights::of(&stored, std::slice::from_ref(&pool), asked(None, false)).unwrap().account.groups, [7]);
+        assert_eq!(of(&stored, asked(Some(5), false)).unwrap(), (5, false));
+        let imported = Description { imported: true, ..stored.clone() };
+        let old = Description { source: None, ..stored.clone() };
+        for doubtful in [&imported, &old] {
+            let error = of(doubtful, asked(None, false)).unwrap_err().to_string();
+            assert!(error.contains("say as whom its guests are to run with --user"), "{error}");
+            assert_eq!(of(doubtful, asked(None, true)).unwrap(), (0, false));
+        }
+        assert_eq!(of(&imported, asked(Some(5), false)).unwrap(), (5, true));
+        assert_eq!(of(&old, asked(Some(5), false)).unwrap(), (5, false));
+        let helper = Description { words: vec!["-netdev".into(), "bridge,id=n,helper=id".into()], ..imported.clone() };
+        let error = of(&helper, asked(Some(5), false)).unwrap_err().to_string();
+        assert!(
+            error.starts_with("this snapshot was imported, and -netdev bridge,id=n,helper=id may reach"),
+            "{error}"
+        );
+        assert!(of(&helper, asked(Some(5), true)).is_ok());
+        let shell = Description { program: "/bin/sh".into(), ..imported };
+        let error = of(&shell, asked(Some(5), false)).unwrap_err().to_string();
+        assert!(error.starts_with("/bin/sh is no QEMU, and this snapshot was imported"), "{error}");
+        // Its own may be another.
+        assert!(of(&Description { imported: false, ..shell }, asked(None, false)).is_ok());
+    }
+
+    #[test]
+    fn what_others_can_change_is_no_word_of_the_callers() {
+        if !is_root() {
+            return;
+        }
+        let (dir, pool, stored) = stored();
+        let doubt = || match Rights::of(&stored, std::slice::from_ref(&pool), asked(None, false)) {
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        assert_eq!(doubt(), None);
+        for path in [pool.clone(), pool.join("data")] {
+            for (owner, mode) in [(NOBODY, 0o755), (0, 0o777), (0, 0o775), (0, 0o1777)] {
+                chown(&path, Some(owner), None).unwrap();
+                allow(&path, mode);
+                let text = doubt().unwrap_or_default();
+                let want = format!("lies in a pool that others can change ({})", path.display());
+                assert!(text.contains(&want), "{owner} {mode:o}: {text}");
+            }
+            chown(&path, Some(0), None).unwrap();
+            allow(&path, 0o755);
+        }
+        assert_eq!(doubt(), None);
+        // The program, and where it lies.
+        for path in [&stored.program, dir.path()] {
+            chown(path, Some(NOBODY), None).unwrap();
+            let text = doubt().unwrap_or_default();
+            assert!(text.contains("others"), "{text}");
+            chown(path, Some(0), None).unwrap();
+        }
+        allow(&stored.program, 0o777);
+        assert!(doubt().is_some_and(|text| text.contains("is not run: others than you and root can change")));
+    }
+
+    #[test]
+    fn what_others_wrote_is_not_copied_in_a_directory_of_its_choice() {
+        let confined = Rights { is_confined: true, ..Rights::own().unwrap() };
+        let started = crate::clone::Template::start(Path::new("/x"), Path::new("/bin/true"), Path::new("/"), &confined);
+        assert!(started.map(drop).unwrap_err().to_string().ends_with("runs in a directory of its own"));
+    }
+
+    #[test]
+    fn another_account_does_not_inherit_the_callers_secrets() {
+        let own = Rights::own().unwrap();
+        let names = |rights: &Rights| rights.environment().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(&own).len(), std::env::vars_os().count());
+        let other = Rights { account: Account { uid: own.account.uid + 1, ..own.account.clone() }, ..own };
+        let is_kept = |name: &OsString| {
+            let name = name.to_string_lossy();
+            VARIABLES.contains(&&*name) || FAMILIES.iter().any(|first| name.starts_with(first))
+        };
+        let names = names(&other);
+        assert!(names.iter().all(is_kept) && names.contains(&"PATH".into()), "{names:?}");
+    }
+}

@@ -1,0 +1,40 @@
+//! What is found out of a guest's clones before it stops.
+
+use super::{Guest, SaveError};
+use crate::agent::{Agent, AgentError, Port};
+use crate::clone::trial;
+use crate::disks::Running;
+use crate::monitor::Monitor;
+use crate::record::{Description, Disk};
+use guests::words::options;
+
+impl Guest {
+    /// Starts QEMU as for a clone, beside the guest, which goes on: what was plugged in since its
+    /// start, or is only there once, would keep all clones from running.
+    ///
+    /// # Errors
+    /// [`SaveError::NeverRuns`]; or QEMU does not answer.
+    pub fn try_clone(&mut self) -> Result<(), SaveError> {
+        let disk = |disk: &Running| Disk {
+            word: disk.word.clone(),
+            image: disk.image.clone(),
+            raw: disk.raw,
+            ..Disk::default()
+        };
+        let disks = self.disks.iter().map(disk).collect();
+        let media = trial::media(&mut self.qmp)?;
+        trial::run(&Description { disks, ..self.description.clone() }, &media).map_err(SaveError::NeverRuns)
+    }
+
+    /// Has the record say whether the guest's kernel makes new random numbers in each clone: if it
+    /// has the device, and its agent says that it has the driver.
+    pub fn ask_for_driver(&mut self) {
+        let Description { words, directory, .. } = &self.description;
+        let has_device = options(words).any(|option| option.name == "device" && option.first() == "vmgenid");
+        let Some(port) = Port::find(words).filter(|_| has_device) else { return };
+        let asked = |qmp: &mut Monitor| -> Result<bool, AgentError> {
+            Ok(port.is_open(qmp)? && Agent::connect(&directory.join(&port.socket), self.pid as u32)?.knows_vmgenid()?)
+        };
+        self.description.reseeds = asked(&mut self.qmp).unwrap_or(false);
+    }
+}

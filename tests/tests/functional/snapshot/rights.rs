@@ -1,0 +1,125 @@
+//! Clones have the rights of the guest that was stored, and no others; what comes from others is
+//! data.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+
+use super::*;
+
+/// The account that guests of these tests run as.
+const NOBODY: u32 = 65534;
+/// Where Debian's QEMU has its modules: a copy of the program looks beside itself.
+const MODULES: &str = "/usr/lib/x86_64-linux-gnu/qemu";
+
+/// A guest of nobody's with a disk of its own, in a directory of its own; `program` is QEMU.
+fn machine_of_nobody(place: &Place, program: &Path) -> Machine {
+    let (home, disk) = (place.path("home"), place.path("home/disk.qcow2"));
+    std::fs::set_permissions(place.dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
+    std::fs::create_dir(&home).unwrap();
+    e2e::qmp::make_disk(&disk);
+    for path in [&home, &disk] {
+        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let (monitor, own) = (home.join("test.qmp"), home.join("own.qmp"));
+    let line = "-accel tcg,tb-size=16 -cpu qemu64,-cx16 -m 64 -display none -nodefaults -no-user-config -device \
+                virtio-blk-pci,drive=d0 -drive";
+    let mut command = Command::new(program);
+    command.args(line.split(' ')).arg(format!("file={},if=none,id=d0,format=qcow2", disk.display()));
+    command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", own.display())).args(Qmp::words(&monitor));
+    command.env("QEMU_MODULE_DIR", MODULES);
+    command.args(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"]);
+    let child = command.stdin(Stdio::null()).uid(NOBODY).gid(NOBODY).spawn().unwrap();
+    let machine = Machine { child, monitor };
+    assert_eq!(status(&mut machine.qmp()), "running");
+    machine
+}
+
+/// A line of a process's status.
+fn says(pid: i32, name: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn clones_of_anothers_guest_have_its_rights_and_what_is_imported_has_those_that_are_named() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let machine = machine_of_nobody(&place, Path::new("qemu-system-x86_64"));
+    let path = |name: &str| place.path(name).display().to_string();
+    disks::write(&mut machine.qmp(), 3);
+    place.save(machine.pid(), "one");
+    // One that was started for itself, and copies of one.
+    for count in [1, 2] {
+        let clones = place.clones("one", count, &[]);
+        for clone in &clones.clones {
+            assert_eq!(says(clone.pid, "Uid:"), "65534 65534 65534 65534");
+            assert_eq!(says(clone.pid, "Gid:"), "65534 65534 65534 65534");
+            assert_eq!((says(clone.pid, "Groups:"), says(clone.pid, "CapPrm:")), ("".into(), "0".repeat(16)));
+            assert_eq!(says(clone.pid, "NoNewPrivs:"), "1");
+            let mut qmp = clone.qmp("test.qmp");
+            assert_eq!(status(&mut qmp), "running");
+            let image = disks::image(&mut qmp);
+            assert_eq!((std::fs::metadata(&image).unwrap().uid(), disks::byte(&image)), (NOBODY, 3));
+            disks::write(&mut qmp, 4);
+            assert_eq!(disks::byte(&image), 4);
+        }
+    }
+    place.ok(&["snapshot", "verify", "store", "one", "--files", &path("f")]);
+    // A directory that nobody cannot enter.
+    std::fs::create_dir(place.path("closed")).unwrap();
+    std::fs::set_permissions(place.path("closed"), PermissionsExt::from_mode(0o700)).unwrap();
+    let text = place.fails(&["snapshot", "verify", "store", "one", "--files", &path("closed")]);
+    assert!(text.contains("the guest runs as uid 65534, who cannot enter"), "{text}");
+    // Another host's numbers of accounts mean nothing here.
+    place.ok(&["snapshot", "export", "store", "one", "-o", &path("one.tar")]);
+    place.ok(&["snapshot", "import", "store", &path("one.tar"), "--name", "there", "--disks", &path("disks")]);
+    let verify = ["snapshot", "verify", "store", "there", "--files", &path("f")];
+    let text = place.fails(&verify);
+    assert!(text.contains("this snapshot was imported: say as whom its guests are to run with --user"), "{text}");
+    let as_nobody = [&verify[..], &["--user", "65534"]].concat();
+    let text = place.fails(&as_nobody);
+    assert!(text.contains("this snapshot was imported, and -L /usr/share/seabios may reach files"), "{text}");
+    place.ok(&[&verify[..], &["--trust"]].concat());
+    // A pool that others can write to gives data only, too.
+    std::fs::set_permissions(place.path("capacity"), PermissionsExt::from_mode(0o777)).unwrap();
+    let text = place.fails(&["snapshot", "run", "store", "one", "--files", &path("f")]);
+    assert!(text.contains("this snapshot lies in a pool that others can change ("), "{text}");
+}
+
+#[test]
+fn a_program_that_others_can_replace_is_not_stored_to_be_run() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let program = place.path("qemu-system-x86_64");
+    let which = Command::new("sh").args(["-c", "readlink -f $(command -v qemu-system-x86_64)"]).output().unwrap();
+    std::fs::copy(String::from_utf8(which.stdout).unwrap().trim(), &program).unwrap();
+    let machine = machine_of_nobody(&place, &program);
+    chown(&program, Some(NOBODY), None).unwrap();
+    let pid = machine.pid().to_string();
+    let save = |name: &str| {
+        let mut command = place.command(&["snapshot", "save", &pid, "--to", "store", "--name", name]);
+        let out = command.env("QEMU_MODULE_DIR", MODULES).output().unwrap();
+        (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let (_, text) = save("no");
+    assert!(text.contains("can be changed by others than you and root"), "{text}");
+    assert_eq!(status(&mut machine.qmp()), "running");
+    // What an archive names is not run.
+    chown(&program, Some(0), None).unwrap();
+    let (saved, text) = save("one");
+    assert!(saved, "{text}");
+    drop(machine);
+    let marker = place.path("ran");
+    std::fs::write(&program, format!("#!/bin/sh\ntouch {}\n", marker.display())).unwrap();
+    chown(&program, Some(NOBODY), None).unwrap();
+    let files = place.path("f").display().to_string();
+    for command in ["run", "verify"] {
+        let text = place.fails(&["snapshot", command, "store", "one", "--files", &files]);
+        assert!(text.contains("is not run: others than you and root can change"), "{text}");
+    }
+    assert!(!marker.exists());
+}

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Stopped;
-use crate::serve::is_stopped;
+use crate::serve::{is_stopped, rank};
 
 /// More bytes than a note has.
 const MAX_NOTE: u64 = 16 << 20;
@@ -99,7 +99,12 @@ fn look(path: PathBuf) -> Option<Left> {
         let process = PidFd::open(pid).ok()?;
         (start_time(pid).ok()? == started).then_some((pid, process, stopped))
     };
-    let watched: Vec<_> = text.lines().filter_map(lives).collect();
+    // As a guard: of each kind the last.
+    let mut watched: Vec<(i32, PidFd, Stopped)> = Vec::new();
+    for one in text.lines().filter_map(lives) {
+        watched.retain(|(_, _, stopped)| rank(stopped) != rank(&one.2));
+        watched.push(one);
+    }
     if watched.is_empty() {
         mark.remove();
     }

@@ -108,7 +108,7 @@ fn listen(link: &Conn, command: i32, watched: &mut Vec<Watched>, mark: &mut Opti
 }
 
 /// A process that is stopped answers nobody: it is continued first.
-fn rank(stopped: &Stopped) -> u8 {
+pub(crate) fn rank(stopped: &Stopped) -> u8 {
     match stopped {
         Stopped::Signal => 0,
         Stopped::Trace => 1,

@@ -4,6 +4,7 @@
 mod attached;
 mod clones;
 mod compressed;
+mod crashes;
 mod disks;
 mod figures;
 mod full;

@@ -1,6 +1,7 @@
 //! A guest goes on, whatever happens to those that store it, at whatever moment; and so does a
 //! process whose checkpoint is taken.
 
+use std::process::ExitStatus;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -31,7 +32,7 @@ pub(super) enum What {
 }
 
 impl What {
-    const ALL: [What; 9] = [
+    pub(super) const ALL: [What; 9] = [
         What::KillCommand,
         What::EndAll,
         What::StopAll,
@@ -87,6 +88,14 @@ impl What {
     }
 }
 
+/// Waits for a command's end. Ctrl-Z may stop it later than it was continued.
+pub(super) fn end_of(command: &mut Child) -> ExitStatus {
+    eventually("the command ends", Duration::from_secs(120), || {
+        e2e::signal_process(command.id() as i32, libc::SIGCONT);
+        command.try_wait().unwrap()
+    })
+}
+
 /// A process and all that it has started, itself first.
 fn tree(pid: i32) -> Vec<i32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -132,18 +141,18 @@ fn is_alive(pid: i32) -> bool {
 }
 
 /// Numbers that look random: a seed gives the same ones each time.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
     /// From `SEED`, or the clock, which is printed.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let clock = || std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64 >> 10;
         let seed = std::env::var("PAGEONE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
         println!("PAGEONE_SEED={seed}");
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -165,13 +174,13 @@ fn chain(qmp: &mut Qmp) -> usize {
 
 /// When the guest, or process, went on.
 #[derive(Default)]
-struct Times {
+pub(super) struct Times {
     longest: Duration,
     late: usize,
 }
 
 impl Times {
-    fn add(&mut self, what: What, time: Duration) {
+    pub(super) fn add(&mut self, what: What, time: Duration) {
         self.longest = self.longest.max(time);
         if time > Duration::from_secs(1) {
             self.late += 1;
@@ -179,7 +188,7 @@ impl Times {
         }
     }
 
-    fn say(&self, moments: u64) {
+    pub(super) fn say(&self, moments: u64) {
         println!("MOMENTS {moments}: it ran after {:.0?} at most, {} times after a second", self.longest, self.late);
     }
 }
@@ -209,7 +218,7 @@ fn a_snapshot_that_is_cut_short_at_any_moment_leaves_the_guest_running_and_nothi
         let since = what.happen(&running, &|| drop(place.run(&["status"])));
         eventually("the guest runs", Duration::from_secs(30), || (status(&mut qmp) == "running").then_some(()));
         times.add(what, since.elapsed());
-        cut += usize::from(!running.wait().unwrap().success());
+        cut += usize::from(!end_of(&mut running).success());
         place.ok(&["pool", "check", "store"]);
         eventually("it still runs, and images that it does not use are gone", Duration::from_secs(60), || {
             let chain = chain(&mut qmp);
@@ -251,7 +260,7 @@ fn a_checkpoint_that_is_cut_short_at_any_moment_leaves_the_process_running() {
         let runs = || (!kmem::procfs::is_stopped(pid).unwrap()).then_some(());
         eventually("the process runs", Duration::from_secs(30), runs);
         times.add(what, since.elapsed());
-        running.wait().unwrap();
+        end_of(&mut running);
         eventually("it still runs", Duration::from_secs(30), runs);
     }
     times.say(moments);
@@ -336,7 +345,7 @@ fn a_guest_goes_on_when_storage_answers_that_stalled_while_it_was_stopped() {
             if was_hit {
                 times.add(what.unwrap_or(What::Terminal), begun.elapsed());
             }
-            save.wait().unwrap();
+            end_of(&mut save);
             eventually("it still runs, and images that it does not use are gone", Duration::from_secs(60), || {
                 let chain = chain(&mut qmp);
                 let images = disks::images(&xfs.0).len();

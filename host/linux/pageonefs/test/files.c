@@ -200,17 +200,14 @@ static int faults(volatile char *p)
 static void same_length(struct file f, char *m, int merged)
 {
 	int mount = control_open(MOUNT);
-	uint64_t rest = 0, behind = 0;
+	uint64_t rest = 0;
 	struct stat st;
 
 	CHECK(!ftruncate(f.fd, 9 * PAGE - 100));
 	memset(at(m, 8), 0xee, PAGE);
 	CHECK(!fallocate(f.fd, FALLOC_FL_KEEP_SIZE, 10 * PAGE, 4 * PAGE));
-	if (merged) {
+	if (merged)
 		CHECK(!merge_patiently(mount, f, 8, &rest));
-		for (int i = 10; i < 14; i++)
-			CHECK(!merge_patiently(mount, f, i, &behind));
-	}
 	CHECK(!ftruncate(f.fd, 9 * PAGE - 100));
 	CHECK(!fstat(f.fd, &st) && st.st_blocks == 9 * PAGE / 512);
 	CHECK(!ftruncate(f.fd, 16 * PAGE));

@@ -131,10 +131,13 @@ static int plain_by_daemon(struct file f)
 {
 	struct pageonefs_plain plain = { .id = f.id };
 	pid_t child = fork_in(DAEMON);
-	int status;
+	int status, ret;
 
-	if (!child)
-		_exit(ioctl(control_open(MOUNT), PAGEONEFS_MAKE_PLAIN, &plain) ? errno : 0);
+	if (!child) {
+		while ((ret = ioctl(control_open(MOUNT), PAGEONEFS_MAKE_PLAIN, &plain)) && errno == EINTR)
+			;
+		_exit(ret ? errno : 0);
+	}
 	waitpid(child, &status, 0);
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }

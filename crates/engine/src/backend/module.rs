@@ -41,6 +41,7 @@ mod scan;
 pub(crate) mod settle;
 #[cfg(test)]
 pub(crate) mod tests;
+mod walk;
 
 pub(crate) use self::file::File;
 pub(crate) use self::mounts::{Files, no_agents};

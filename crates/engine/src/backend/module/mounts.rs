@@ -15,6 +15,7 @@ use super::kernel::MountPoint;
 use super::numbers::{Holder, Numbers, Taken};
 use super::recycle::find::Managed;
 use super::recycle::known::Known;
+use super::walk::Walk;
 use crate::core::content::index::ClientId;
 use crate::world::shared::Shared;
 
@@ -95,6 +96,7 @@ impl State {
 #[derive(Default)]
 pub(crate) struct Files {
     pub(super) state: Mutex<State>,
+    pub(super) walk: Mutex<Walk>,
     wake: Condvar,
     pub(crate) guests: Known,
 }

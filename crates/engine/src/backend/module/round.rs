@@ -1,22 +1,27 @@
 //! A round: mounts and files are found, scanned, and merged.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use kmem::memfd::FileId;
 use kmem::pageonefs::File as Listed;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::PageNo;
 
+use super::USER;
 use super::contents::Contents;
 use super::file::{File, Kind, Mounted};
 use super::kernel::MountPoint;
 use super::merge::ByNumber;
 use super::mounts::{Files, Mount, State};
 use super::numbers::{Holder, Users};
+use super::owner::{self, Owner, Turn};
+use super::recycle::find::Managed;
 use super::recycle::guests::find_guests;
-use super::{USER, owner};
+use super::walk::Key;
 use crate::core::content::seed::Seed;
 use crate::core::ledger::ALL;
 use crate::core::merge::pass::{self, Steps};
@@ -171,23 +176,23 @@ impl Files {
             };
             state.mounts.iter().map(of).collect()
         };
+        let (mut missing, mut paths) = (BTreeSet::new(), Vec::new());
         for (device, point, files) in mounts {
             if let Ok(stats) = point.stats()
                 && let Some(mount) = self.state.lock().mounts.get_mut(&device)
             {
                 mount.stats = stats;
             }
-            let lives = |file: &Arc<File>| file.state().owner.as_ref().is_some_and(|owner| owner.lives());
-            if !shared.stopping() && !files.iter().all(lives) {
-                let mut owners = owner::of(&point.path, device);
-                let mut found = Vec::with_capacity(files.len());
-                files.iter().for_each(|file| found.push((file, owners.remove(&file.inode).unwrap_or_default())));
-                find_guests(self, shared, &found);
-                for (file, owners) in &found {
-                    file.state().owner = owners.first().map(|owner| self.guests.same(owner));
+            for file in files {
+                let mut state = file.state();
+                state.owner = state.owner.take().filter(|owner| owner.lives());
+                if state.owner.is_none() {
+                    missing.insert((device, file.inode));
                 }
             }
+            paths.push((point.path.clone(), device));
         }
+        self.find_owners(shared, missing, &paths);
         let (mut pages, mut recycled, mut unmerged) = (0, 0, self.state.lock().gone.unmerged);
         for of in self.tell() {
             // The ledger may not know yet what was merged before.
@@ -199,6 +204,26 @@ impl Files {
             }
         }
         shared.headroom.below.set((pages + lent).saturating_sub(self.frames()) + recycled, unmerged);
+    }
+}
+
+impl Files {
+    /// A part of the walk for the owners of these files. Of several processes the lowest number
+    /// counts.
+    fn find_owners(self: &Arc<Self>, shared: &Arc<Shared>, missing: BTreeSet<Key>, mounts: &[(PathBuf, u64)]) {
+        let mut found = Vec::new();
+        let mut keep = |(dev, ino): Key, owner: &Arc<Owner>| {
+            found.extend(self.file(FileId { dev, ino }).map(|file| (file, owner.clone())));
+        };
+        let look = |turn: &Turn| owner::look(turn, mounts, &mut keep);
+        self.walk.lock().go_on(missing, owner::processes, look, || shared.stopping());
+        find_guests(self, shared, &found);
+        for (file, owner) in found {
+            let mut state = file.state();
+            if state.owner.as_ref().is_none_or(|other| other.pid > owner.pid) {
+                state.owner = Some(self.guests.same(&owner));
+            }
+        }
     }
 }
 

@@ -13,14 +13,9 @@ use crate::world::shared::Shared;
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Looks for a pool in processes that have one of these files open, each once.
-pub(in super::super) fn find_guests(
-    files: &Arc<impl Managed>,
-    shared: &Arc<Shared>,
-    all: &[(&Arc<File>, Vec<Arc<Owner>>)],
-) {
+pub(in super::super) fn find_guests(files: &Arc<impl Managed>, shared: &Arc<Shared>, all: &[(Arc<File>, Arc<Owner>)]) {
     files.guests().reap();
-    let holders = all.iter().flat_map(|(file, holders)| holders.iter().map(move |owner| (*file, owner)));
-    for (file, owner) in holders {
+    for (file, owner) in all {
         let (owner, file) = (owner.clone(), file.clone());
         let mut all = files.guests().all.lock();
         if all.get(&owner.pid).is_some_and(|looked| looked.owner.lives()) {

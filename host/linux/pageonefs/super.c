@@ -233,14 +233,17 @@ static int context_parse_monolithic(struct fs_context *fc, void *data)
 	return c->base->parse_monolithic(fc, data);
 }
 
+/* Remounts come one after the other: no other sets a size between the look and the change. */
 static int context_reconfigure(struct fs_context *fc)
 {
 	struct pofs_account *account = &POFS_SB(fc->root->d_sb)->account;
 	struct pofs_context *c = fc->fs_private;
 	/* The first of tmpfs's options: 0 where no limit is given. It knows of private pages alone. */
 	u64 most = *(unsigned long long *)c->private;
-	int ret = most && account->tmpfs->max_blocks ? pofs_account_fits(account, most) : 0;
+	int ret;
 
+	lockdep_assert_held_write(&fc->root->d_sb->s_umount);
+	ret = most && account->tmpfs->max_blocks ? pofs_account_fits(account, most) : 0;
 	if (ret == -ENOSPC)
 		return invalf(fc, "pageonefs: too small a size for what is used");
 	return ret ?: with_base(fc, c->base->reconfigure(fc));

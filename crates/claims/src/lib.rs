@@ -8,15 +8,19 @@
 //! | "this is a file" | its kind is looked at before it is opened: [`open`], [`open_at`] |
 //! | "this is a short file" | it is read up to a bound: [`read`], [`text`] |
 //! | "`n` bytes follow" | memory is taken as they arrive, and `n` has a bound: [`exactly`] |
+//! | "the line ends somewhere" | it is read up to a bound: [`line()`] |
+//! | "more comes soon" | it is waited for until a deadline: [`Timed`] |
 //! | "this describes `n` pages" | memory for it is held against the host's: [`memory`], [`zeroed`] |
 //!
 //! An error says what was claimed, what is allowed and what to do. It does not know of whom: the
 //! caller names the file or the peer.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat, openat, statat};
 
@@ -149,6 +153,17 @@ pub fn up_to(from: impl Read, most: u64) -> Result<Vec<u8>, ClaimError> {
     if claimed > most { Err(ClaimError::Long { claimed, most }) } else { Ok(bytes) }
 }
 
+/// The next line, with its end, of at most `most` bytes. Empty: nothing more comes.
+///
+/// # Errors
+/// [`ClaimError::Long`]; those of reading.
+pub fn line(from: &mut impl BufRead, most: u64) -> Result<Vec<u8>, ClaimError> {
+    let mut line = Vec::new();
+    from.take(most.saturating_add(1)).read_until(b'\n', &mut line)?;
+    let claimed = line.len() as u64;
+    if claimed > most { Err(ClaimError::Long { claimed, most }) } else { Ok(line) }
+}
+
 /// As many bytes as were announced. Memory is taken as they arrive.
 ///
 /// # Errors
@@ -162,6 +177,50 @@ pub fn exactly(from: impl Read, claimed: u64, most: u64) -> Result<Vec<u8>, Clai
     from.take(claimed).read_to_end(&mut bytes)?;
     let is = bytes.len() as u64;
     if is < claimed { Err(ClaimError::Short { claimed, is }) } else { Ok(bytes) }
+}
+
+/// A stream whose bytes must all arrive before a deadline, however few come at a time.
+#[derive(Debug)]
+pub struct Timed<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
+}
+
+impl<'a> Timed<'a> {
+    /// The deadline is so far from now.
+    pub fn new(stream: &'a UnixStream, limit: Duration) -> Self {
+        Self { stream, deadline: Instant::now() + limit }
+    }
+
+    /// Begins anew, with another deadline.
+    pub fn again(&mut self, limit: Duration) {
+        self.deadline = Instant::now() + limit;
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.deadline.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => Ok(Some(left)),
+            _ => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Holds a claim of memory against what the host has left.
@@ -224,6 +283,10 @@ mod tests {
         assert!(matches!(text(file.path(), 9), Err(ClaimError::Text)));
         // One without an end.
         assert!(matches!(up_to(io::repeat(0), 1 << 20), Err(ClaimError::Long { .. })));
+        let mut endless = io::BufReader::new(io::repeat(0));
+        assert!(matches!(line(&mut endless, 1 << 20), Err(ClaimError::Long { .. })));
+        let mut lines = &b"one\ntwo"[..];
+        assert_eq!([4, 3, 9].map(|most| line(&mut lines, most).unwrap()), [&b"one\n"[..], b"two", b""]);
     }
 
     #[test]
@@ -234,6 +297,24 @@ mod tests {
         let error = exactly(&b"abcd"[..], 1 << 60, u64::MAX).unwrap_err();
         assert!(matches!(error, ClaimError::Short { is: 4, .. }), "{error}");
         assert!(error.to_string().ends_with("copy it again from its source"), "{error}");
+    }
+
+    #[test]
+    fn what_comes_byte_by_byte_is_not_waited_for_for_ever() {
+        const LONG: Duration = Duration::from_secs(10);
+        let (stream, mut other) = UnixStream::pair().unwrap();
+        let begin = Instant::now();
+        let mut timed = Timed::new(&stream, Duration::from_millis(200));
+        let trickle = std::thread::spawn(move || {
+            while other.write_all(b" ").is_ok() && begin.elapsed() < LONG {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let mut bytes = Vec::new();
+        assert!(timed.read_to_end(&mut bytes).is_err() && !bytes.is_empty());
+        assert!(begin.elapsed() < LONG / 2);
+        drop(stream);
+        trickle.join().unwrap();
     }
 
     #[test]

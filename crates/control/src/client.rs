@@ -1,11 +1,16 @@
 //! Asks a daemon over its control socket. Each function takes the directories in which a daemon may
 //! have its socket, the best first, and asks the first daemon that accepts a connection.
+//!
+//! Anybody can make a directory under `/tmp`: a daemon of another user is asked nothing, but by
+//! root, which has named its directory then. Root shows what that says, and stores nothing by it.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use kmem::peer::{Peer, is_trusted, may_be_asked};
+use output::text::printable;
 use serde::Serialize;
 use serde_json::error::Category;
 
@@ -19,6 +24,8 @@ use crate::status::Status;
 /// How long to wait for another checkpoint's freeze to end: a checkpoint that was killed keeps the
 /// client frozen for a moment.
 const FROZEN_PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes of the longest answer: the status of 20,000 clients.
+const LONGEST: u64 = 64 << 20;
 /// Time between two attempts to freeze a client.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -28,6 +35,17 @@ pub enum Error {
     /// No daemon accepts a connection.
     #[error("no daemon answers in {}; start one with `pageone daemon`", list(.0))]
     NoDaemon(Vec<PathBuf>),
+    /// Somebody else's program accepts connections.
+    #[error(
+        "user {uid} has the daemon in {}, and only root's or your own is believed here: run the command as that user, \
+         or name another directory with --dir", directory.display()
+    )]
+    Foreign {
+        /// Its directory.
+        directory: PathBuf,
+        /// Its user.
+        uid: u32,
+    },
     /// The process is not a client of the daemon.
     #[error("{0}")]
     NoClient(String),
@@ -61,21 +79,29 @@ fn list(directories: &[PathBuf]) -> String {
 impl From<Answer> for Error {
     fn from(answer: Answer) -> Self {
         match answer {
-            Answer::Unknown(why) => Error::NoClient(why),
+            Answer::Unknown(why) => Error::NoClient(printable(&why)),
             Answer::Failed(why) if why.starts_with(NOT_A_REQUEST) => Error::OtherBuild(None),
-            Answer::Busy(why) | Answer::Failed(why) => Error::Failed(why),
+            Answer::Busy(why) | Answer::Failed(why) => Error::Failed(printable(&why)),
             other => Error::Unexpected(format!("{other:?}")),
         }
     }
 }
 
-fn connect(directories: &[PathBuf]) -> Option<UnixStream> {
-    directories.iter().find_map(|dir| UnixStream::connect(dir.join(SOCKET)).ok())
+/// `may`: whether a user's daemon may answer. `None`: no daemon accepts a connection.
+fn connect(directories: &[PathBuf], may: fn(u32) -> bool) -> Result<Option<(UnixStream, Peer)>, Error> {
+    let accepts = |dir: &PathBuf| Some((dir.clone(), UnixStream::connect(dir.join(SOCKET)).ok()?));
+    let Some((directory, stream)) = directories.iter().find_map(accepts) else { return Ok(None) };
+    let peer = Peer::of(&stream)?;
+    if may(peer.uid) { Ok(Some((stream, peer))) } else { Err(Error::Foreign { directory, uid: peer.uid }) }
+}
+
+fn connect_needed(directories: &[PathBuf]) -> Result<UnixStream, Error> {
+    let connected = connect(directories, may_be_asked)?;
+    connected.map(|(stream, _)| stream).ok_or_else(|| Error::NoDaemon(directories.to_vec()))
 }
 
 fn ask(directories: &[PathBuf], request: &Request) -> Result<Answer, Error> {
-    let stream = connect(directories).ok_or_else(|| Error::NoDaemon(directories.to_vec()))?;
-    talk(&stream, request)
+    talk(&connect_needed(directories)?, request)
 }
 
 fn talk(stream: &UnixStream, request: &Request) -> Result<Answer, Error> {
@@ -97,9 +123,8 @@ fn line(message: &impl Serialize) -> Result<Vec<u8>, Error> {
 
 /// The answer in the daemon's next line.
 fn hear(answers: &mut impl BufRead) -> Result<Answer, Error> {
-    let mut line = String::new();
-    answers.read_line(&mut line)?;
-    serde_json::from_str(&line).map_err(|why| match why.classify() {
+    let line = claims::line(answers, LONGEST).map_err(io::Error::from)?;
+    serde_json::from_slice(&line).map_err(|why| match why.classify() {
         Category::Eof => io::Error::from(io::ErrorKind::UnexpectedEof).into(),
         _ => Error::OtherBuild(Some(why)),
     })
@@ -107,9 +132,8 @@ fn hear(answers: &mut impl BufRead) -> Result<Answer, Error> {
 
 /// The daemon's process, as the kernel says. `None`: no daemon answers, or it is in a container.
 pub fn process(directories: &[PathBuf]) -> Option<i32> {
-    let stream = connect(directories)?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
-    Some(peer.pid.as_raw_nonzero().get())
+    let (_, peer) = connect(directories, may_be_asked).ok()??;
+    Some(peer.pid).filter(|&pid| pid != 0)
 }
 
 /// The daemon's status.
@@ -168,7 +192,7 @@ pub fn sharing(directories: &[PathBuf]) -> Result<SharingMatrix, Error> {
 ///
 /// When no daemon answers, the process is not its client, or the agent in it does not answer.
 pub fn detach(directories: &[PathBuf], pid: i32, mut waits: impl FnMut(u64, u64)) -> Result<u64, Error> {
-    let stream = connect(directories).ok_or_else(|| Error::NoDaemon(directories.to_vec()))?;
+    let stream = connect_needed(directories)?;
     let mut answers = begin(&stream, &Request::Detach(pid))?;
     loop {
         match hear(&mut answers)? {
@@ -224,7 +248,8 @@ impl Freeze {
     pub fn ask(directories: &[PathBuf], pid: i32, patience: Duration) -> Result<Option<Self>, Error> {
         let start = Instant::now();
         loop {
-            let Some(stream) = connect(directories) else { return Ok(None) };
+            // By its word pages are left out of what is stored.
+            let Some((stream, _)) = connect(directories, is_trusted)? else { return Ok(None) };
             match talk(&stream, &Request::Freeze(pid))? {
                 Answer::Frozen(changes) => return Ok(Some(Self { stream, changes })),
                 Answer::Busy(_) if start.elapsed() < FROZEN_PATIENCE => std::thread::sleep(RETRY),
@@ -245,7 +270,7 @@ impl Freeze {
         let line = line(&Mark { label, written })?;
         if line.len() as u64 <= MAX_MARK {
             (&self.stream).write_all(&line)?;
-            let _ = BufReader::new(&self.stream).read_line(&mut String::new())?;
+            claims::line(&mut BufReader::new(&self.stream), LONGEST).map_err(io::Error::from)?;
         }
         Ok(())
     }

@@ -25,6 +25,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
+use output::text::shown;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
@@ -192,7 +193,9 @@ fn of_client(domain: &DomainStatus, client: &ClientStatus) -> Labels {
 }
 
 impl Families {
-    fn add(&mut self, name: String, help: &'static str, labels: Labels, value: Sampled) {
+    fn add(&mut self, name: String, help: &'static str, mut labels: Labels, value: Sampled) {
+        // As on standard output, so that a guest has one name.
+        labels.iter_mut().for_each(|(_, text)| *text = shown(text).into_owned());
         let kind = match value {
             Sampled::Counter(_) => MetricType::Counter,
             Sampled::Gauge(_) => MetricType::Gauge,
@@ -416,6 +419,17 @@ mod tests {
                 assert!(text.lines().any(is_it), "{name} is not in\n{text}");
             }
         }
+    }
+
+    #[test]
+    fn a_name_is_the_same_in_a_terminal_and_over_the_network() {
+        let mut status = status();
+        status.domains[0].clients[0].own_name = Some("a\x1b[2J\u{202e}".into());
+        status.domains[0].name = "b\u{9b}".into();
+        let text = openmetrics(&status, "");
+        assert!(text.contains("guest=\"a\\\\u001b[2J\\\\u202e\""), "{text}");
+        assert!(text.contains("sharing_domain=\"b\\\\u009b\""), "{text}");
+        assert_eq!(shown(&text), text);
     }
 
     #[test]

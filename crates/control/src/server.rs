@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use claims::Timed;
 use kmem::peer;
 use kmem::pidfd::PidFd;
 
@@ -75,7 +76,7 @@ impl Peer {
 
     /// Whether it is root's or that of the daemon's owner, who see everything.
     pub fn is_trusted(&self) -> bool {
-        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+        peer::is_trusted(self.uid)
     }
 }
 
@@ -232,46 +233,9 @@ fn admit(users: &mut Users, mut stream: &UnixStream) -> Option<(Connection, Peer
     Some((connection?, peer))
 }
 
-/// A stream whose bytes must all arrive before a deadline, however few come at a time.
-struct Timed<'a> {
-    stream: &'a UnixStream,
-    deadline: Instant,
-}
-
-impl<'a> Timed<'a> {
-    fn new(stream: &'a UnixStream) -> Self {
-        Self { stream, deadline: Instant::now() + TIMEOUT }
-    }
-
-    fn left(&self) -> io::Result<Option<Duration>> {
-        match self.deadline.checked_duration_since(Instant::now()) {
-            Some(left) if !left.is_zero() => Ok(Some(left)),
-            _ => Err(io::ErrorKind::TimedOut.into()),
-        }
-    }
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Timed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 fn serve_one<H: Handler>(handler: &H, stream: &UnixStream, connection: &Connection, peer: &Peer) -> io::Result<()> {
     let mut line = String::new();
-    BufReader::new(Timed::new(stream).take(MAX_REQUEST)).read_line(&mut line)?;
+    BufReader::new(Timed::new(stream, TIMEOUT).take(MAX_REQUEST)).read_line(&mut line)?;
     // Root and the owner need not wait for each other. To find a tenant costs CPU time, too.
     let access = match peer.is_trusted() {
         true => handler.access(peer),
@@ -307,7 +271,7 @@ fn serve_one<H: Handler>(handler: &H, stream: &UnixStream, connection: &Connecti
 fn send(stream: &UnixStream, answer: &Answer) -> io::Result<()> {
     let mut out = serde_json::to_vec(answer)?;
     out.push(b'\n');
-    Timed::new(stream).write_all(&out)
+    Timed::new(stream, TIMEOUT).write_all(&out)
 }
 
 /// Keeps a client frozen until its connection closes. A trusted peer may set a mark, and gets the

@@ -28,6 +28,18 @@ impl Peer {
     }
 }
 
+/// Whether a user's processes are believed, and may see and do everything here: root, and this
+/// process's user.
+pub fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+/// Whether a user's daemon is asked for what it says of its own clients. Root meets another's only
+/// where it has named the directory; nothing of what that says is done in another's place.
+pub fn may_be_asked(uid: u32) -> bool {
+    is_trusted(uid) || rustix::process::geteuid().is_root()
+}
+
 /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). On older kernels this
 /// opens the process's number, which another process may have by then: compare what matters, such
 /// as the owner, afterwards.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use control::{Cell, ClientMap, ClientStatus, RegionMap, SharingMatrix, Status};
+use control::{
+    Cell, ClientMap, ClientStatus, DomainSharing, MOST_CONTENTS, MOST_SHARERS, RegionMap, SharingMatrix, Status,
+};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a page.
@@ -39,6 +41,20 @@ pub struct Depth {
     pub sharing: SharingMatrix,
     /// The memory of clients, by process.
     pub maps: BTreeMap<i32, ClientMap>,
+}
+
+impl Depth {
+    /// With at most as many of each as a daemon tells.
+    pub(crate) fn bounded(mut self) -> Self {
+        for DomainSharing { clients, clients_unlisted, pairs, contents, .. } in &mut self.sharing.domains {
+            *clients_unlisted = clients_unlisted.saturating_add(clients.len().saturating_sub(MOST_SHARERS));
+            clients.truncate(MOST_SHARERS);
+            pairs.retain(|pair| pair.a < clients.len() && pair.b < clients.len());
+            pairs.truncate(MOST_SHARERS * MOST_SHARERS);
+            contents.truncate(MOST_CONTENTS);
+        }
+        self
+    }
 }
 
 /// The figures of a moment that a graph over time needs.

@@ -11,6 +11,9 @@
 //! Each moment is written at once, so a recorder that is killed loses at most the one it was
 //! writing. A reader passes over damage: it looks for the next frame with a right checksum, leaves
 //! out deltas that miss their predecessor, and says what is lost ([`Damage`]).
+//!
+//! A checksum does not say who wrote a recording. What one small frame could make much of is
+//! bounded where it is read: the length of a text, the deltas after a key, the clients of a matrix.
 
 mod frame;
 mod leaves;
@@ -33,13 +36,19 @@ const MOST_MOMENTS: usize = 3600;
 const MOST_BYTES: usize = 64 << 20;
 /// Bytes that are looked through at a time for the next frame.
 const SEARCH: usize = 64 << 10;
+/// Bytes that are read for frames with a wrong checksum: these, and as many as the file has, eight
+/// times. What comes then is damage.
+const WRONG: u64 = 8 * frame::MAX_PAYLOAD as u64;
 
-/// Why a recording cannot be read or written.
+/// Why a recording cannot be read, or not be written as something else.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file cannot be read or written.
+    /// The file cannot be read.
     #[error("cannot read the recording")]
     Io(#[from] io::Error),
+    /// What is made of it cannot be written. Whoever writes says where.
+    #[error(transparent)]
+    Write(io::Error),
     /// Another file.
     #[error("this is no recording of `pageone record`")]
     NoRecording,
@@ -246,10 +255,14 @@ impl Recording {
         let mut at = MAGIC.len() as u64;
         // The number that a delta must have.
         let mut next = None;
+        let mut since_key = 0;
         let mut payload = Vec::new();
+        let mut wrong = WRONG.saturating_add(length.saturating_mul(8));
         while at < length {
+            payload.clear();
             let Some(head) = self.frame_at(at, length, &mut payload)? else {
-                let found = self.search(at + 1, length)?;
+                wrong = wrong.saturating_sub(payload.len() as u64);
+                let found = if wrong > 0 { self.search(at + 1, length)? } else { length };
                 self.damage.push(Damage { offset: at, bytes: found - at, moments: 0 });
                 at = found;
                 continue;
@@ -257,9 +270,10 @@ impl Recording {
             let offset = at + HEAD as u64;
             let entry = Entry { kind: head.kind, time: head.time, summary: head.summary, offset, length: head.length };
             at = offset + head.length as u64;
+            since_key = if head.kind == Kind::Key { 0 } else { since_key + u32::from(head.kind == Kind::Delta) };
             match head.kind {
                 Kind::Depth => self.depths.push(entry),
-                Kind::Delta if next != Some(head.number) => {
+                Kind::Delta if next != Some(head.number) || since_key >= KEY_EVERY => {
                     next = None;
                     match self.damage.last_mut() {
                         Some(damage) => damage.moments += 1,
@@ -342,7 +356,7 @@ impl Recording {
         let key = (0..=at).rev().find(|&at| self.entries[at].kind == Kind::Key).ok_or(Error::Malformed)?;
         let (mut done, mut value) = match self.decoded.take() {
             Some((done, value)) if (key..=at).contains(&done) => (done, value),
-            _ => (key, serde_json::from_slice(&self.payload(key)?).map_err(|_| Error::Malformed)?),
+            _ => (key, leaves::read(&self.payload(key)?).map_err(|_| Error::Malformed)?),
         };
         while done < at {
             leaves::apply(&mut value, &self.payload(done + 1)?).map_err(|_| Error::Malformed)?;
@@ -363,7 +377,8 @@ impl Recording {
             return Ok(depth.as_deref().cloned());
         }
         let Some(entry) = self.depths.iter().rev().find(|entry| entry.time <= time) else { return Ok(None) };
-        serde_json::from_slice(&self.inflate(entry)?).map(Some).map_err(|_| Error::Malformed)
+        let depth = leaves::read(&self.inflate(entry)?).ok().and_then(|value| Depth::deserialize(value).ok());
+        Ok(Some(depth.ok_or(Error::Malformed)?.bounded()))
     }
 
     fn payload(&self, at: usize) -> Result<Vec<u8>, Error> {

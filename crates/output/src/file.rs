@@ -25,6 +25,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
@@ -267,7 +268,9 @@ fn io_error(path: &Path) -> impl Fn(io::Error) -> FileError + use<> {
 
 /// The directory of a path, and the last name.
 pub(crate) fn place(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
-    let name = path.file_name().ok_or(Errno::ISDIR)?;
+    // `new/` and `new/.` name a directory.
+    let name = path.file_name().filter(|name| path.as_os_str().as_bytes().ends_with(name.as_bytes()));
+    let name = name.ok_or(Errno::ISDIR)?;
     Ok((directory::open(path.parent().unwrap_or(Path::new("")))?, name))
 }
 

@@ -337,3 +337,45 @@ fn the_agent_is_not_loaded_twice() {
     assert_eq!(agents, 1, "{maps}");
     client.go();
 }
+
+#[test]
+fn a_users_own_daemon_is_roots_to_look_at_and_no_other_users_and_merges_nothing_of_others() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root can become another user");
+    }
+    // Where every user can read it.
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::copy(program("pageone"), dir.path().join("pageone")).unwrap();
+    let sockets = dir.path().join("sockets");
+    std::fs::create_dir(&sockets).unwrap();
+    chown(&sockets, Some(65534), Some(65534)).unwrap();
+    let by = |uid: u32, args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={uid}"), "--clear-groups"]).arg(dir.path().join("pageone"));
+        command.arg("--dir").arg(&sockets).args(args);
+        command
+    };
+    if !by(0, &["--version"]).output().is_ok_and(|out| out.status.success()) {
+        return skipped("no setpriv (util-linux)");
+    }
+    let mut daemon = by(65534, &["daemon"]).stderr(Stdio::null()).spawn().unwrap();
+    eventually("the user's daemon answers root", Duration::from_secs(10), || {
+        by(0, &["status"]).output().unwrap().status.success().then_some(())
+    });
+    let out = by(65533, &["status"]).output().unwrap();
+    assert!(!out.status.success() && text(&out).contains("user 65534 has the daemon in"), "{}", text(&out));
+    let mut client = events(&["16384", "4"]);
+    let out = Command::new(program("pageone"))
+        .arg("--dir")
+        .arg(&sockets)
+        .args(["attach", &client.pid().to_string()])
+        .output();
+    let said = text(&out.unwrap());
+    assert!(said.contains("65534") && !said.contains("is attached"), "{said}");
+    assert_eq!(marked_kib(client.pid()), 64 << 10, "nothing is loaded");
+    client.go();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+}

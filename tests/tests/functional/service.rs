@@ -155,4 +155,9 @@ fn a_configuration_is_checked_without_a_daemon_and_the_sample_has_nothing_wrong(
     assert!(said.contains("pageone.toml: line 3: threads: "), "{said}");
     std::fs::remove_file(&file).unwrap();
     assert_eq!(check().status.code(), Some(5));
+    // What another program writes.
+    let mut piped = Command::new("sh");
+    piped.args(["-c", "echo 'threads = 2' | \"$0\" config check /dev/stdin"]).arg(program("pageone"));
+    let out = piped.output().unwrap();
+    assert!(text(&out.stdout).contains("nothing is wrong; 1 of"), "{} {}", text(&out.stdout), text(&out.stderr));
 }

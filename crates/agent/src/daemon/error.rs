@@ -8,7 +8,7 @@ use crate::runtime::state::control::ControlError;
 use crate::runtime::state::segments::SegmentError;
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LinkError {
+pub(crate) enum LinkError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error(transparent)]

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kmem::peer::Peer;
+use kmem::peer::{Peer, is_trusted};
 use kmem::raw;
 use kmem::seqpacket::Conn;
 use rustix::io::Errno;
@@ -165,7 +165,7 @@ fn connect(path: &Path) -> Result<(), LinkError> {
     }
     let conn = Conn::connect(path)?;
     let peer = Peer::of(&conn)?;
-    if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
+    if !is_trusted(peer.uid) {
         return Err(LinkError::Peer(peer.uid));
     }
     // A daemon that runs as root may read the process anyway.

@@ -32,10 +32,12 @@ use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::Duration;
 
+use kmem::peer::{Peer, is_trusted};
 use kmem::range::Range;
 use kmem::seqpacket::Conn;
 use kmem::{PAGE_SIZE, procfs, raw};
 
+use crate::daemon::error::LinkError;
 use crate::intercept::loading::{self, ReplaceError};
 use crate::intercept::mark::{self, MarkError, SMALLEST};
 use crate::intercept::probe::{Ksm, Marked, Unfit, marked, probe, probe_file};
@@ -248,8 +250,9 @@ fn fit() -> Result<Fit, AttachError> {
 
 /// Whether the daemon can be reached from within this process.
 fn check_socket(socket: &Path) -> Result<(), AttachError> {
-    match Conn::connect(socket) {
-        Ok(_) => Ok(()),
+    match Conn::connect(socket).and_then(Peer::of) {
+        Ok(peer) if is_trusted(peer.uid) => Ok(()),
+        Ok(peer) => Err(AttachError::Socket(socket.into(), std::io::Error::other(LinkError::Peer(peer.uid)))),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             Err(AttachError::Denied(denied::explain(Need::Socket(socket), &error)))
         }

@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use super::*;
@@ -201,23 +202,6 @@ fn a_daemon_of_another_build_is_told_from_one_that_ends() {
 }
 
 #[test]
-fn a_request_that_comes_byte_by_byte_is_not_waited_for_for_ever() {
-    let (stream, mut other) = UnixStream::pair().unwrap();
-    let begin = Instant::now();
-    let mut timed = Timed { stream: &stream, deadline: begin + Duration::from_millis(200) };
-    let trickle = std::thread::spawn(move || {
-        while other.write_all(b" ").is_ok() && begin.elapsed() < TIMEOUT {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    });
-    let mut bytes = Vec::new();
-    assert!(timed.read_to_end(&mut bytes).is_err() && !bytes.is_empty());
-    assert!(begin.elapsed() < TIMEOUT / 2);
-    drop(stream);
-    trickle.join().unwrap();
-}
-
-#[test]
 fn one_connection_too_many_is_told_so() {
     let dir = tempfile::tempdir().unwrap();
     serve(Arc::new(Fake::default()), dir.path()).unwrap();
@@ -234,4 +218,75 @@ fn one_connection_too_many_is_told_so() {
         assert!(Instant::now() < deadline, "connections that are closed count no more");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Does something as another user, in a thread of its own.
+fn by<T: Send>(uid: u32, does: impl FnOnce() -> T + Send) -> T {
+    let user = rustix::process::Uid::from_raw(uid);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            does()
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// What a daemon of another user is asked, and the error that `ask` gives to this user.
+fn asked_by(uid: u32, ask: fn(&[PathBuf]) -> Error) -> (String, Error) {
+    const OTHER: u32 = 65534;
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join(SOCKET);
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(&dir, open.clone()).unwrap();
+    let listener = by(OTHER, || UnixListener::bind(&socket).unwrap());
+    std::fs::set_permissions(&socket, open).unwrap();
+    let asked = std::thread::spawn(move || {
+        let mut asked = String::new();
+        BufReader::new(listener.accept().unwrap().0).read_line(&mut asked).unwrap();
+        asked
+    });
+    let error = by(uid, || ask(&[dir.path().into()]));
+    assert!(!matches!(error, Error::Foreign { uid, .. } if uid != OTHER), "{error}");
+    (asked.join().unwrap(), error)
+}
+
+#[test]
+fn a_daemon_of_another_user_is_asked_nothing_and_not_believed() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: only root can become another user");
+    }
+    let freeze = |places: &[PathBuf]| client::Freeze::ask(places, 7, Duration::ZERO).err().unwrap();
+    let (asked, error) = asked_by(65533, |places| client::status(places).unwrap_err());
+    assert!(asked.is_empty() && matches!(error, Error::Foreign { .. }), "{asked}, {error}");
+    let (asked, error) = asked_by(65533, |places| client::detach(places, 7, |_, _| {}).unwrap_err());
+    assert!(asked.is_empty() && matches!(error, Error::Foreign { .. }), "{asked}, {error}");
+    let (asked, error) = asked_by(65533, freeze);
+    assert!(asked.is_empty() && matches!(error, Error::Foreign { .. }), "{asked}, {error}");
+    // Root has named the directory: it is shown what is said, and nothing is stored by it.
+    let (asked, error) = asked_by(0, |places| client::status(places).unwrap_err());
+    assert!(asked.contains("status") && matches!(error, Error::Broken(_)), "{asked}, {error}");
+    let (asked, error) = asked_by(0, freeze);
+    assert!(asked.is_empty() && matches!(error, Error::Foreign { .. }), "{asked}, {error}");
+}
+
+#[test]
+fn an_endless_answer_ends_and_a_refusal_is_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let places = [dir.path().to_path_buf()];
+    let listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
+    let ask = |part: Vec<u8>, times: usize| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut stream = listener.accept().unwrap().0;
+                BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                let _ = (0..times).try_for_each(|_| stream.write_all(&part)).and_then(|()| stream.write_all(b"\n"));
+            });
+            client::status(&places).unwrap_err()
+        })
+    };
+    let error = ask(vec![b'"'; 1 << 20], 200);
+    assert!(matches!(&error, Error::Broken(why) if why.to_string().contains("at most")), "{error:?}");
+    let error = ask(br#"{"failed":"no\nFORGED\u001b[2J"}"#.to_vec(), 1);
+    assert_eq!(error.to_string(), "noFORGED[2J");
 }

@@ -21,6 +21,8 @@ use super::frame::MAX_PAYLOAD;
 
 /// Places behind the point, as a factor.
 const PLACES: f64 = 1e4;
+/// Bytes of the longest text: what is longer is cut.
+const LONGEST_TEXT: usize = 4096;
 /// Up to this, a number times [`PLACES`] is exact.
 const EXACT: f64 = 9e11;
 
@@ -57,6 +59,26 @@ pub(super) fn inflate(bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut limited = DeflateDecoder::new(bytes).take(MAX_PAYLOAD as u64 + 1);
     limited.read_to_end(&mut out).map_err(|_| Malformed)?;
     if out.len() > MAX_PAYLOAD { Err(Malformed) } else { Ok(out) }
+}
+
+/// A moment's value, from its JSON.
+pub(super) fn read(json: &[u8]) -> Result<Value, Malformed> {
+    let mut value = serde_json::from_slice(json).map_err(|_| Malformed)?;
+    each_leaf(&mut value, &mut |leaf| {
+        if let Value::String(text) = leaf {
+            cut(text);
+        }
+        true
+    });
+    Ok(value)
+}
+
+fn cut(text: &mut String) {
+    if text.len() > LONGEST_TEXT {
+        let end = (0..=LONGEST_TEXT).rev().find(|&at| text.is_char_boundary(at));
+        text.truncate(end.unwrap_or_default());
+        text.shrink_to_fit();
+    }
 }
 
 /// Rounds every number to the places that are kept, so that a moment is the same live and recorded.
@@ -233,8 +255,9 @@ impl Reader<'_> {
             REAL => real(f64::from_le_bytes(*self.take(8)?.first_chunk().ok_or(Malformed)?))?,
             TEXT => {
                 let length = usize::try_from(self.number()?).map_err(|_| Malformed)?;
-                let text = std::str::from_utf8(self.take(length)?).map_err(|_| Malformed)?;
-                Value::String(text.to_owned())
+                let mut text = std::str::from_utf8(self.take(length)?).map_err(|_| Malformed)?.to_owned();
+                cut(&mut text);
+                Value::String(text)
             }
             _ => return Err(Malformed),
         })

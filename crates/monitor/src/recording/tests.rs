@@ -140,3 +140,35 @@ fn a_live_recording_keeps_the_last_hour() {
         assert_eq!(live.moment(at).unwrap(), moment(oldest + at as i64, 1));
     }
 }
+
+#[test]
+fn a_small_file_cannot_make_a_moment_of_endless_deltas_or_texts() {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut one = moment(0, 1);
+    one.away = Some("x".repeat(100_000));
+    writer.append(&one).unwrap();
+    // No writer puts so many behind one key.
+    for number in 1..KEY_EVERY + 5 {
+        writer.out.extend(frame::encode(Kind::Delta, number + 1, 0, &Summary::AWAY, &leaves::deflate(&[])));
+    }
+    let mut recording = Recording::from_bytes(writer.out).unwrap();
+    assert_eq!(recording.len(), KEY_EVERY as usize);
+    assert_eq!(recording.damage.iter().map(|damage| damage.moments).sum::<usize>(), 5);
+    assert_eq!(recording.moment(0).unwrap().away.unwrap().len(), 4096);
+}
+
+#[test]
+fn frames_that_overlap_are_not_read_again_and_again() {
+    let (mut bytes, _) = written(1);
+    const LENGTH: usize = 512 << 10;
+    for _ in 0..4000 {
+        let mut wrong = frame::encode(Kind::Key, 1, 0, &Summary::AWAY, &[]);
+        wrong[5..9].copy_from_slice(&(LENGTH as u32).to_le_bytes());
+        bytes.extend(wrong);
+    }
+    bytes.resize(bytes.len() + LENGTH, 0);
+    let length = bytes.len();
+    let recording = Recording::from_bytes(bytes).unwrap();
+    let read = recording.damage.len() * LENGTH;
+    assert!(recording.len() == 1 && read < WRONG as usize + 9 * length, "{read}");
+}

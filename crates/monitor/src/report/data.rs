@@ -11,6 +11,9 @@ use crate::view::{self, Column, Row, Sort};
 /// Moments that are looked at: more would not be seen.
 const MOST_POINTS: usize = 480;
 
+/// Guests whose profit over time is kept; that of others, who come later, is added up.
+const MOST_GUESTS: usize = 4096;
+
 /// By what guests are compared.
 const PROFIT: &str = "general_profit";
 
@@ -53,6 +56,8 @@ pub(super) struct Data {
     series: [Series; PLOTTED.len()],
     /// Each guest's profit.
     pub(super) guests: Vec<(String, Series)>,
+    /// That of the others together.
+    pub(super) others: Vec<f64>,
     /// The last status.
     pub(super) last: Option<Status>,
     pub(super) rows: Vec<Row>,
@@ -113,9 +118,15 @@ impl Data {
         let values = PLOTTED.map(|of| moment.status.as_ref().and_then(of));
         self.series.iter_mut().zip(values).for_each(|(series, value)| series.push(value));
         let points = self.times.len();
+        self.others.push(0.0);
         for row in view::rows(moment, None) {
             let profit = row.value(PROFIT);
-            let series = guests.entry((row.pid, row.name)).or_default();
+            let (key, is_full) = ((row.pid, row.name), guests.len() >= MOST_GUESTS);
+            if is_full && !guests.contains_key(&key) {
+                self.others[points - 1] += profit.unwrap_or(0.0).max(0.0);
+                continue;
+            }
+            let series = guests.entry(key).or_default();
             series.resize(points - 1, None);
             series.push(profit);
         }

@@ -29,19 +29,21 @@ pub fn names() -> [&'static str; TABLES.len()] {
 ///
 /// When a moment cannot be read, or a file not be written.
 pub fn csv(recording: &mut Recording, files: &mut [impl Write]) -> Result<(), Error> {
-    for ((_, scope, first), file) in TABLES.iter().zip(&mut *files) {
+    let head = |file: &mut dyn Write, scope: Scope, first: &str| {
         write!(file, "{first}")?;
-        metrics(*scope).try_for_each(|metric| write!(file, ",{}", metric.name))?;
-        writeln!(file)?;
+        metrics(scope).try_for_each(|metric| write!(file, ",{}", metric.name))?;
+        writeln!(file)
+    };
+    for ((_, scope, first), file) in TABLES.iter().zip(&mut *files) {
+        head(file, *scope, first).map_err(Error::Write)?;
     }
     for at in 0..recording.len() {
         let moment = recording.moment(at)?;
         for ((_, scope, _), file) in TABLES.iter().zip(&mut *files) {
-            lines(&moment, *scope, file)?;
+            lines(&moment, *scope, file).map_err(Error::Write)?;
         }
     }
-    files.iter_mut().try_for_each(Write::flush)?;
-    Ok(())
+    files.iter_mut().try_for_each(Write::flush).map_err(Error::Write)
 }
 
 fn metrics(scope: Scope) -> impl Iterator<Item = &'static Metric> {
@@ -105,17 +107,12 @@ fn field(text: &str) -> String {
 ///
 /// When a moment cannot be read, or `out` not be written.
 pub fn json(recording: &mut Recording, out: &mut dyn Write) -> Result<(), Error> {
-    let depth = recording.depth(i64::MAX)?;
-    write!(
-        out,
-        "{{\"format\":1,\"depth\":{},\n\"moments\":[",
-        serde_json::to_string(&depth).map_err(io::Error::from)?
-    )?;
+    let text = |value: serde_json::Result<String>| value.map_err(|e| Error::Write(e.into()));
+    let depth = text(serde_json::to_string(&recording.depth(i64::MAX)?))?;
+    write!(out, "{{\"format\":1,\"depth\":{depth},\n\"moments\":[").map_err(Error::Write)?;
     for at in 0..recording.len() {
-        let moment = recording.moment(at)?;
-        let text = serde_json::to_string(&moment).map_err(io::Error::from)?;
-        write!(out, "{}\n{text}", if at == 0 { "" } else { "," })?;
+        let moment = text(serde_json::to_string(&recording.moment(at)?))?;
+        write!(out, "{}\n{moment}", if at == 0 { "" } else { "," }).map_err(Error::Write)?;
     }
-    writeln!(out, "\n]}}")?;
-    Ok(())
+    writeln!(out, "\n]}}").map_err(Error::Write)
 }

@@ -24,7 +24,7 @@ const STATES: [(&str, &str); 5] = [
     ("pages_unshared", "c2"),
     ("pages_volatile", "c3"),
 ];
-/// Guests in a list.
+/// Guests in a list, and domains with a matrix.
 const MOST_ROWS: usize = 64;
 
 const STYLE: &str = include_str!("style.css");
@@ -133,14 +133,8 @@ fn guests(out: &mut String, data: &Data) {
     let shown = &data.guests[..data.guests.len().min(MOST_LAYERS)];
     let others: Series = (0..data.times.len())
         .map(|at| {
-            Some(
-                data.guests
-                    .iter()
-                    .skip(MOST_LAYERS)
-                    .filter_map(|(_, series)| series[at])
-                    .map(|value| value.max(0.0))
-                    .sum(),
-            )
+            let rest = data.guests.iter().skip(MOST_LAYERS).filter_map(|(_, series)| series[at]);
+            Some(rest.map(|value| value.max(0.0)).sum::<f64>() + data.others[at])
         })
         .collect();
     let mut layers: Vec<Line<'_>> =
@@ -200,7 +194,8 @@ fn sharing(out: &mut String, data: &Data) {
     if domains.is_empty() {
         section(out, "Who shares with whom", "Nothing was shared, or the recording is shorter than a look at it.", "");
     }
-    for domain in domains {
+    let left_out = domains.len().saturating_sub(MOST_ROWS);
+    for domain in domains.into_iter().take(MOST_ROWS) {
         let title = format!("Who shares with whom: {}", escape(&domain.name));
         let mut text = String::from(
             "The darker, the more memory of the smaller of two guests is the same. On the diagonal: what a guest shares \
@@ -213,6 +208,9 @@ fn sharing(out: &mut String, data: &Data) {
             let _ = write!(text, " {} guests with less are left out.", domain.clients_unlisted);
         }
         section(out, &title, &text, &(pairs(domain) + &contents(domain)));
+    }
+    if left_out > 0 {
+        section(out, "Other domains", &format!("{left_out} domains with less are left out."), "");
     }
 }
 

@@ -31,6 +31,12 @@ fn recording(guests: i32) -> Recording {
         let is_away = (50..60).contains(&second);
         writer.append(&Moment { time, status: (!is_away).then_some(status), away: None }).unwrap();
     }
+    writer.append_depth(&depth(guests)).unwrap();
+    Recording::from_bytes(writer.into_inner()).unwrap()
+}
+
+/// Who shares with whom, of so many guests.
+fn depth(guests: i32) -> Depth {
     let sharer = |pid: i32| Sharer { pid, name: format!("web-{pid}"), alone: 5, frames: 100 };
     let domain = DomainSharing {
         name: "uid-0".into(),
@@ -40,9 +46,7 @@ fn recording(guests: i32) -> Recording {
         sampled: 4,
         ..DomainSharing::default()
     };
-    let depth = Depth { time: 0, sharing: SharingMatrix { domains: vec![domain] }, ..Depth::default() };
-    writer.append_depth(&depth).unwrap();
-    Recording::from_bytes(writer.into_inner()).unwrap()
+    Depth { time: 0, sharing: SharingMatrix { domains: vec![domain] }, ..Depth::default() }
 }
 
 #[test]
@@ -108,4 +112,57 @@ fn everything_is_in_the_json() {
     assert_eq!(value["moments"].as_array().unwrap().len(), 120);
     assert_eq!(value["moments"][7]["status"]["general_profit"], 7 << 24);
     assert_eq!(value["depth"]["sharing"]["domains"][0]["pairs"][0]["pages"], 40);
+}
+
+#[test]
+fn a_matrix_of_more_guests_than_a_daemon_tells_of_is_cut_when_it_is_read() {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    writer.append(&Moment::default()).unwrap();
+    writer.append_depth(&depth(3000)).unwrap();
+    let mut recording = Recording::from_bytes(writer.into_inner()).unwrap();
+    let depth = recording.depth(i64::MAX).unwrap().unwrap();
+    let domain = &depth.sharing.domains[0];
+    assert_eq!((domain.clients.len(), domain.clients_unlisted), (64, 3000 - 64));
+    assert!(domain.pairs.iter().all(|pair| pair.a.max(pair.b) < 64));
+    let page = html(&mut recording, "x").unwrap();
+    assert_eq!(page.matches("class=\"cell\"").count(), 64 * 64);
+    // And of more domains.
+    let mut many = self::depth(2);
+    many.sharing.domains = vec![many.sharing.domains.remove(0); 70];
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    writer.append(&Moment::default()).unwrap();
+    writer.append_depth(&many).unwrap();
+    let page = html(&mut Recording::from_bytes(writer.into_inner()).unwrap(), "x").unwrap();
+    assert_eq!(page.matches("class=\"cell\"").count(), 64 * 4);
+    assert!(page.contains("6 domains with less are left out"));
+}
+
+#[test]
+fn guests_that_come_and_go_without_end_are_added_up() {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    for at in 0..3 {
+        let client = |pid: i32| {
+            let mut client = ClientStatus { pid, name: "n".into(), ..ClientStatus::default() };
+            client.metrics.general_profit = 1;
+            client
+        };
+        let clients = (1..=2000).map(|n| client(at * 2000 + n)).collect();
+        let domains = vec![DomainStatus { clients, ..DomainStatus::default() }];
+        let status = Some(Status { domains, ..Status::default() });
+        writer.append(&Moment { time: i64::from(at), status, away: None }).unwrap();
+    }
+    let data = data::Data::gather(&mut Recording::from_bytes(writer.into_inner()).unwrap()).unwrap();
+    assert_eq!(data.guests.len(), 4096);
+    assert_eq!(data.others, [0.0, 0.0, 6000.0 - 4096.0]);
+}
+
+#[test]
+fn what_cannot_be_written_is_not_said_to_be_unreadable() {
+    let mut full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for error in [
+        export::json(&mut recording(1), &mut full).unwrap_err(),
+        export::csv(&mut recording(1), &mut [full.try_clone().unwrap()]).unwrap_err(),
+    ] {
+        assert!(error.to_string().starts_with("No space left"), "{error}");
+    }
 }

@@ -214,6 +214,16 @@ fn a_pipe_and_a_device_are_written_into_and_stay() {
 }
 
 #[test]
+fn a_name_that_ends_as_a_directorys_makes_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["new/", "new//", "new/."] {
+        let path = format!("{}/{name}", dir.path().display());
+        assert!(OutputFile::create(Path::new(&path), Existing::Replaced).is_err(), "{name}");
+    }
+    assert!(names(dir.path()).is_empty());
+}
+
+#[test]
 fn links_and_directories_are_neither_followed_nor_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);

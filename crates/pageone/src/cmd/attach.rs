@@ -8,6 +8,7 @@ use anyhow::{Result, anyhow, bail};
 use attach::{AttachError, Attached, Request};
 use control::client::Error::NoDaemon;
 use control::{ClientState, ClientStatus};
+use kmem::peer::may_be_asked;
 use snapshot::still::Still;
 
 use crate::cmd::run;
@@ -40,7 +41,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let socket = match &args.socket {
         Some(socket) => std::path::absolute(socket)?,
         None => {
-            let running = run::running(&candidates).ok_or_else(|| NoDaemon(candidates.clone()))?;
+            // Whether it is believed is for the agent in the process to say.
+            let running = run::running(&candidates, may_be_asked).ok_or_else(|| NoDaemon(candidates.clone()))?;
             std::path::absolute(running.join(engine::AGENT_SOCKET))?
         }
     };

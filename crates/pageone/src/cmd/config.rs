@@ -30,7 +30,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: &Command) -> Result<()> {
     match command {
         Command::Check { file } => {
-            let (_, count) = file::load(file.as_deref())?;
+            let (_, count) = file::load(file.as_deref(), Some(file::PATIENCE))?;
             let name = file.as_ref().map_or(DEFAULT_FILE.into(), |file| file.display().to_string());
             output::line!("{name}: nothing is wrong; {count} of {} settings are set", SETTINGS.len())?;
         }

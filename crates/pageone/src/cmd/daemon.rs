@@ -30,7 +30,7 @@ pub(crate) struct Args {
 /// Runs until SIGTERM or SIGINT.
 pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
     start_log(&args);
-    let mut config = args.read()?;
+    let mut config = args.read(Some(file::PATIENCE))?;
     config.directory = dir.unwrap_or_else(paths::own_directory);
     paths::check_owner(&config.directory)?;
     raise_descriptor_limit();
@@ -65,8 +65,8 @@ pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
 
 impl Args {
     /// The file's settings with the command line's in their place, checked.
-    fn read(&self) -> Result<Config> {
-        let (mut config, _) = file::load(self.config.as_deref())?;
+    fn read(&self, patience: Option<Duration>) -> Result<Config> {
+        let (mut config, _) = file::load(self.config.as_deref(), patience)?;
         self.settings.apply(&mut config)?;
         config.check().map_err(|e| Coded(Code::Configuration, e.to_string()))?;
         Ok(config)
@@ -76,7 +76,7 @@ impl Args {
 /// Reads the configuration again. A file with a problem changes nothing.
 fn reload(args: &Args, engine: &Engine) {
     service::notify_reloading();
-    match args.read() {
+    match args.read(None) {
         Ok(config) => {
             let Changes { at_once, new_clients, restart } = engine.reconfigure(config);
             let total = at_once.len() + new_clients.len() + restart.len();

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use kmem::peer::{Peer, is_trusted};
 use wire::HugePages;
 
 pub(crate) use self::module::MOUNT;
@@ -172,7 +173,7 @@ pub(crate) fn agent(
     check_kernel()?;
     let library = paths::agent_library()?;
     let candidates = paths::candidates(dir);
-    let directory = match running(&candidates) {
+    let directory = match running(&candidates, is_trusted) {
         Some(directory) => directory,
         None if start == Start::Never => candidates.first().cloned().unwrap_or_else(paths::own_directory),
         None => {
@@ -205,9 +206,12 @@ fn set(command: &mut Command, environment: Environment) {
     }
 }
 
-/// The first of the directories in which a daemon answers.
-pub(crate) fn running(directories: &[PathBuf]) -> Option<PathBuf> {
-    let answers = |dir: &&PathBuf| kmem::seqpacket::Conn::connect(&dir.join(engine::AGENT_SOCKET)).is_ok();
+/// The first of the directories in which a daemon answers whose user is `believed`.
+pub(crate) fn running(directories: &[PathBuf], believed: fn(u32) -> bool) -> Option<PathBuf> {
+    let answers = |dir: &&PathBuf| {
+        let peer = kmem::seqpacket::Conn::connect(&dir.join(engine::AGENT_SOCKET)).and_then(Peer::of);
+        peer.is_ok_and(|peer| believed(peer.uid))
+    };
     directories.iter().find(answers).cloned()
 }
 
@@ -222,7 +226,7 @@ fn start_daemon(directory: &Path) -> Result<()> {
     let mut daemon = daemon.spawn().context("cannot start a daemon")?;
     let mut deadline = Instant::now() + START_TIME;
     while Instant::now() < deadline {
-        if running(&[directory.to_path_buf()]).is_some() {
+        if running(&[directory.to_path_buf()], is_trusted).is_some() {
             output::note!("started a daemon; its log is {}", log.display());
             return Ok(());
         }

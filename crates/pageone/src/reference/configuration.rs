@@ -16,7 +16,7 @@ pub(super) fn page() -> String {
          listed here is an error, and so is a value out of its range: `pageone daemon` then ends with exit code 5 and \
          names the file, and the line and the key of each problem, as `pageone config check` does. SIGHUP (`systemctl \
          reload pageone`) makes a running daemon read its file again; clients stay connected, and a file with a \
-         problem is refused as a whole. An option of `pageone daemon` goes before the key of the same name. \
+         problem is refused as a whole. So is a pipe then. An option of `pageone daemon` goes before the key of the same name. \
          `--target-scan-time` alone sets the merge period, too."
     );
     let _ = writeln!(out, "\n{}\n\n## All keys with their defaults\n\n```toml", wrap(&intro, "", ""));

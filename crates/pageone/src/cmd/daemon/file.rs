@@ -5,8 +5,12 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::Result;
 use claims::ClaimError;
@@ -23,6 +27,8 @@ use crate::{Code, Coded};
 pub(crate) const DEFAULT_FILE: &str = "/etc/pageone/pageone.toml";
 /// Bytes of a configuration file, at most.
 const MOST: u64 = 1 << 20;
+/// How long a program may take to write one into a pipe.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Something wrong in a configuration file.
 #[derive(Debug, PartialEq)]
@@ -47,22 +53,40 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads a configuration file. Returns the number of keys that are set, too.
+/// The text of a regular file, or of what has its end within `patience`: a pipe, or `/dev/null` for
+/// no settings. With `None` only the former: it is read again, and a pipe would be empty now.
+fn text(path: &Path, patience: Option<Duration>) -> Result<String, ClaimError> {
+    let kind = std::fs::metadata(path).map(|meta| meta.file_type());
+    let is_stream = kind.is_ok_and(|kind| kind.is_fifo() || kind.is_char_device());
+    let Some(patience) = patience.filter(|_| is_stream) else { return claims::text(path, MOST) };
+    // To open it may wait as well. What still waits ends with this process.
+    let (path, (sender, bytes)) = (path.to_owned(), mpsc::channel());
+    std::thread::spawn(move || {
+        let _ = sender.send(File::open(path).map_err(ClaimError::Io).and_then(|file| claims::up_to(file, MOST)));
+    });
+    let late = |_| {
+        let why = format!("its end has not come in {} s; write it into a file, and name that", patience.as_secs());
+        Err(io::Error::new(ErrorKind::TimedOut, why).into())
+    };
+    let bytes = bytes.recv_timeout(patience).unwrap_or_else(late)?;
+    String::from_utf8(bytes).map_err(|_| ClaimError::Text)
+}
+
+/// Reads a configuration file: once, with [`PATIENCE`] for a pipe, or again. Returns the number of
+/// keys that are set, too.
 ///
 /// # Errors
 ///
 /// Name the file, and the line and the key of each problem.
-pub(crate) fn load(path: Option<&Path>) -> Result<(Config, usize)> {
+pub(crate) fn load(path: Option<&Path>, patience: Option<Duration>) -> Result<(Config, usize)> {
     let (path, needed) = match path {
         Some(path) => (path, true),
         None => (Path::new(DEFAULT_FILE), false),
     };
     let wrong = |why: String| Coded(Code::Configuration, why);
-    // A person may name a pipe, or `/dev/null` for no settings: only the length is bounded.
-    let bytes = File::open(path).map_err(ClaimError::Io).and_then(|file| claims::up_to(file, MOST));
-    let text = match bytes.and_then(|bytes| String::from_utf8(bytes).map_err(|_| ClaimError::Text)) {
+    let text = match self::text(path, patience) {
         Ok(text) => text,
-        Err(ClaimError::Io(e)) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
+        Err(ClaimError::Io(e)) if e.kind() == ErrorKind::NotFound && !needed => {
             return Ok((Config::default(), 0));
         }
         Err(e) => return Err(wrong(format!("{}: cannot be read: {e}", path.display())).into()),
@@ -196,7 +220,7 @@ mod tests {
     fn loaded(text: &str) -> Result<Config> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        load(Some(file.path())).map(|(config, _)| config)
+        load(Some(file.path()), Some(PATIENCE)).map(|(config, _)| config)
     }
 
     #[test]
@@ -220,9 +244,39 @@ mod tests {
         assert!(error.contains("huge_page_share") && error.contains("leave one of the two out"), "{error}");
         let error = format!("{:#}", loaded("threads = \"two\"\n").unwrap_err());
         assert!(error.contains("line 1") && error.contains("threads"), "{error}");
-        assert!(load(Some(Path::new("/nonexistent/file"))).unwrap_err().to_string().contains("/nonexistent/file"));
-        let error = load(Some(Path::new("/dev/zero"))).unwrap_err().to_string();
+        assert!(
+            load(Some(Path::new("/nonexistent/file")), Some(PATIENCE))
+                .unwrap_err()
+                .to_string()
+                .contains("/nonexistent/file")
+        );
+        let error = format!("{:#}", loaded(&"#".repeat(2 << 20)).unwrap_err());
+        assert!(error.contains("cannot be read: it has 1048577 bytes, and at most 1048576"), "{error}");
+        let error = load(Some(Path::new("/dev/zero")), Some(PATIENCE)).unwrap_err().to_string();
         assert!(error.contains("/dev/zero: cannot be read: it has 1048577 bytes, and at most 1048576"), "{error}");
-        assert_eq!(load(Some(Path::new("/dev/null"))).unwrap().1, 0, "no settings");
+        assert_eq!(load(Some(Path::new("/dev/null")), Some(PATIENCE)).unwrap().1, 0, "no settings");
+        let error = load(Some(Path::new("/")), Some(PATIENCE)).unwrap_err().to_string();
+        assert!(error.contains("/: cannot be read: it is a directory"), "{error}");
+    }
+
+    #[test]
+    fn a_configuration_comes_by_a_pipe_once_if_its_writer_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let [silent, fifo] = ["silent", "fifo"].map(|name| {
+            let path = dir.path().join(name);
+            let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+            rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+            path
+        });
+        let error = text(&silent, Some(Duration::ZERO)).unwrap_err().to_string();
+        assert!(error.contains("has not come in 0 s"), "{error}");
+        let error = load(Some(&fifo), None).unwrap_err().to_string();
+        assert!(error.contains("cannot be read: it is a FIFO"), "{error}");
+        let writer = std::thread::spawn({
+            let fifo = fifo.clone();
+            move || std::fs::write(fifo, "threads = 3\n").unwrap()
+        });
+        assert_eq!(load(Some(&fifo), Some(PATIENCE)).unwrap().0.threads, 3);
+        writer.join().unwrap();
     }
 }

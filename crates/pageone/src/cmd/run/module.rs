@@ -117,7 +117,7 @@ fn is_in(words: &[String], mount: &Path) -> bool {
 /// Starts a daemon where none answers and this account may: files are managed by root's.
 fn start_daemon(dir: Option<PathBuf>, start: Start) -> Result<()> {
     let candidates = paths::candidates(dir);
-    if super::running(&candidates).is_some() || start == Start::Never {
+    if super::running(&candidates, kmem::peer::is_trusted).is_some() || start == Start::Never {
         return Ok(());
     }
     ensure!(

@@ -83,6 +83,8 @@ const COMPACT_FROM: u64 = 1 << 20;
 const EMPTY_BELOW: u64 = 128;
 /// Data mblocks in a record, at most.
 const IN_RECORD: usize = 1 << 16;
+/// Bound on the bytes of a checkpoint's regions: an address space with 5-level page tables.
+const MOST_BYTES: u64 = 1 << 57;
 
 /// A stored checkpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -118,6 +120,18 @@ impl Checkpoint {
     pub fn stored_bytes(&self) -> u64 {
         self.new_pages.saturating_add(self.map_pages).saturating_mul(mpool::BLOCK as u64)
     }
+
+    /// Whether it can have its name and its counts: who owns a pool, or serves one, says them.
+    pub(crate) fn is_sound(&self) -> bool {
+        ensure_name(&self.name).is_ok() && self.new_pages.max(self.map_pages) <= MOST_BYTES / mpool::BLOCK as u64
+    }
+}
+
+/// The bytes of regions. `None`: they are not whole blocks, or more than there can be.
+pub(crate) fn memory(regions: &[(u64, u64)]) -> Option<u64> {
+    let is_whole = |len: u64| len.is_multiple_of(mpool::BLOCK as u64);
+    let add = |sum: u64, &(_, len): &(u64, u64)| sum.checked_add(len).filter(|sum| is_whole(len) && *sum < MOST_BYTES);
+    regions.iter().try_fold(0, add)
 }
 
 /// The checkpoints of a pool, to be read and changed.

@@ -33,21 +33,44 @@ impl View {
     /// If the checkpoint cannot be read or the file cannot be written.
     pub fn write_image(&self, checkpoint: &Checkpoint, file: &File) -> Result<(), RestoreError> {
         let cache = Mcache::new(Settings::default())?;
+        let mut image = ImageFile::begin(file, checkpoint.bytes())?;
+        self.each_run(&cache, checkpoint, |offset, bytes| image.put(offset, bytes))?;
+        Ok(image.end()?)
+    }
+}
+
+/// A file that gets the memory of a checkpoint.
+pub(crate) struct ImageFile<'a> {
+    file: &'a File,
+    bytes: u64,
+    /// Bytes that it has got, if it gets all of them in their order.
+    in_order: Option<u64>,
+}
+
+impl<'a> ImageFile<'a> {
+    pub(crate) fn begin(file: &'a File, bytes: u64) -> io::Result<Self> {
         let meta = file.metadata()?;
-        let appends = rustix::fs::fcntl_getfl(file).map_err(io::Error::from)?.contains(OFlags::APPEND);
-        if !meta.is_file() || meta.len() > 0 || appends {
-            let mut written = 0;
-            self.each_run(&cache, checkpoint, |offset, bytes| {
-                zeros(file, offset - written)?;
-                written = offset + bytes.len() as u64;
-                (&*file).write_all(bytes)
-            })?;
-            return Ok(zeros(file, checkpoint.bytes() - written)?);
+        let has_holes = meta.is_file() && meta.len() == 0 && !rustix::fs::fcntl_getfl(file)?.contains(OFlags::APPEND);
+        if has_holes {
+            file.set_len(bytes)?;
         }
-        file.set_len(checkpoint.bytes())?;
-        self.each_run(&cache, checkpoint, |offset, bytes| file.write_all_at(bytes, offset))?;
-        (&*file).seek(SeekFrom::End(0))?;
-        Ok(file.sync_data()?)
+        Ok(Self { file, bytes, in_order: (!has_holes).then_some(0) })
+    }
+
+    /// Puts bytes that are not zeros in their place, which is behind that of those before.
+    pub(crate) fn put(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let Some(written) = &mut self.in_order else { return self.file.write_all_at(bytes, offset) };
+        zeros(self.file, offset - *written)?;
+        *written = offset + bytes.len() as u64;
+        self.file.write_all(bytes)
+    }
+
+    pub(crate) fn end(mut self) -> io::Result<()> {
+        if let Some(written) = self.in_order {
+            return zeros(self.file, self.bytes - written);
+        }
+        self.file.seek(SeekFrom::End(0))?;
+        self.file.sync_data()
     }
 }
 

@@ -1,16 +1,24 @@
 //! Reading checkpoints while a program stores one.
 //!
 //! A pool has one writer, and no reader beside it. So the writer reads for the others
-//! ([`Readers`]): it listens on a socket whose name comes from the pool's directory, and restores
-//! the checkpoints that are committed into files that the others open and send ([`restore`]). The
-//! writer serves its own user, and root. A reader accepts these, and the directory's owner.
+//! ([`Readers`]): it listens on a socket whose name comes from the pool's directory, and sends the
+//! memory of committed checkpoints ([`restore`]). It serves its own user, and root.
 //!
-//! A request is a line of JSON, with the file's descriptor; the answer is one too.
+//! A reader asks its own user's programs, root's, and those of the directory's owner, who can write
+//! whatever the pool says. What they say is checked as what the pool says is, and none of them gets
+//! a descriptor.
+//!
+//! ```text
+//! reader   Request ──▶ writer
+//!        ◀── Answer
+//!        ◀── after Answer::Memory, runs of pages that are not zeros: offset, length, bytes;
+//!            length 0 ends them; and another Answer
+//! ```
+//!
+//! Requests and answers are lines of JSON; numbers have 8 bytes, the least first.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, BufReader, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -19,38 +27,45 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use claims::{ClaimError, Timed};
+use kmem::peer::{Peer, is_trusted};
+use mpool::{Mcache, Settings};
+use output::text::printable;
 use parking_lot::RwLock;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    Shutdown, recvmsg, sendmsg, shutdown, sockopt,
-};
-use rustix::process::Uid;
+use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 
-use crate::catalog::{Checkpoint, View};
+use crate::catalog::{Checkpoint, View, memory};
 use crate::chain;
+use crate::restore::ImageFile;
 
 /// Bytes of the longest request.
-const LONGEST: usize = 4096;
+const LONGEST: u64 = 4096;
 /// Bytes of the longest answer: 100,000 checkpoints.
 const LONGEST_ANSWER: u64 = 64 << 20;
+/// Bytes of the longest run of pages.
+const LONGEST_RUN: u64 = 16 << 20;
 /// How long a request may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an answer, or a part of it, may take. The writer may be serving others before.
+const SILENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Requests that are served at once; others wait.
 const AT_ONCE: usize = 4;
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    /// The checkpoint of this name is to be written to the file that comes along.
-    Restore(String),
+    /// The memory of the checkpoint of this name is to be sent.
+    Read(String),
     /// All checkpoints are to be listed.
     List,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// The file is complete: address and length in bytes of each region.
-    Restored(Vec<(u64, u64)>),
+    /// The memory follows: address and length in bytes of each region.
+    Memory(Vec<(u64, u64)>),
+    /// That was all of it.
+    Done,
     /// The checkpoints, the oldest first.
     All(Vec<Checkpoint>),
     Failed(String),
@@ -64,19 +79,29 @@ pub enum ServeError {
     Failed(String),
     #[error("the program that stores a checkpoint in this pool has ended meanwhile: try again")]
     Broken,
+    #[error(
+        "process {pid} of user {uid} has the pool open, who is neither root, you nor the pool's owner: nothing that it \
+         says is believed; wait until it ends"
+    )]
+    Foreign { pid: i32, uid: u32 },
+    #[error(
+        "process {pid} of user {uid}, which has the pool open, has not answered for {} s: let it go on (`kill -CONT`), \
+         or end it", SILENCE.as_secs()
+    )]
+    Silent { pid: i32, uid: u32 },
+    #[error(
+        "process {pid} of user {uid}, which has the pool open, says of checkpoints what cannot be: end it, and read the \
+         pool itself"
+    )]
+    Unsound { pid: i32, uid: u32 },
+    #[error(transparent)]
+    Write(io::Error),
 }
 
 /// The name of the socket for a pool, by the directory of its capacity class.
 fn address(pool: &Path) -> io::Result<SocketAddr> {
     let directory = std::fs::metadata(pool)?;
     SocketAddr::from_abstract_name(format!("pageone-pool-{:x}-{:x}", directory.dev(), directory.ino()))
-}
-
-/// Whether the other side is of this user, of root, or of `owner`.
-fn is_trusted(stream: &UnixStream, owner: Option<u32>) -> bool {
-    let own = rustix::process::geteuid();
-    let trusted = |uid: Uid| uid == own || uid.is_root() || Some(uid.as_raw()) == owner;
-    sockopt::socket_peercred(stream).is_ok_and(|peer| trusted(peer.uid))
 }
 
 /// Serves restores for other programs, until it is dropped.
@@ -129,7 +154,7 @@ fn accept(listener: &UnixListener, view: &RwLock<View>) {
                 Err(e) if e.kind() == io::ErrorKind::InvalidInput => break,
                 Err(_) => continue,
             };
-            if !is_trusted(&stream, None) {
+            if !Peer::of(&stream).is_ok_and(|peer| is_trusted(peer.uid)) {
                 continue;
             }
             *served.write() += 1;
@@ -146,195 +171,160 @@ fn accept(listener: &UnixListener, view: &RwLock<View>) {
 }
 
 /// Answers a request.
-fn answer(mut stream: &UnixStream, view: &View) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let (line, file) = receive(stream)?;
-    let answer = match (serde_json::from_slice::<Request>(&line), file) {
-        (Ok(Request::Restore(name)), Some(file)) => restored(&name, &File::from(file), view),
-        (Ok(Request::List), _) => Answer::All(view.checkpoints().to_vec()),
-        _ => Answer::Failed("the request is of another version".into()),
+fn answer(stream: &UnixStream, view: &View) -> io::Result<()> {
+    let line = claims::line(&mut BufReader::new(Timed::new(stream, PATIENCE)), LONGEST)?;
+    let answer = match serde_json::from_slice::<Request>(&line) {
+        Ok(Request::Read(name)) => send(stream, &name, view)?,
+        Ok(Request::List) => Answer::All(view.checkpoints().to_vec()),
+        Err(_) => Answer::Failed("the request is of another version".into()),
     };
-    let mut line = serde_json::to_vec(&answer)?;
-    line.push(b'\n');
-    stream.write_all(&line)
+    tell(stream, &answer)
 }
 
-fn restored(name: &str, file: &File, view: &View) -> Answer {
+/// Sends a message. A reader that stands still does not hold up the end for long.
+fn tell(stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Timed::new(stream, SILENCE).write_all(&line)
+}
+
+/// Sends the memory of a checkpoint; gives the answer behind it.
+fn send(stream: &UnixStream, name: &str, view: &View) -> io::Result<Answer> {
     let checkpoint = match view.find(name) {
         Ok(checkpoint) => checkpoint,
-        Err(e) => return Answer::Failed(chain(&e)),
+        Err(e) => return Ok(Answer::Failed(chain(&e))),
     };
-    match view.write_image(checkpoint, file) {
-        Ok(()) => Answer::Restored(checkpoint.regions.clone()),
-        Err(e) => Answer::Failed(chain(&e)),
-    }
+    let cache = match Mcache::new(Settings::default()) {
+        Ok(cache) => cache,
+        Err(e) => return Ok(Answer::Failed(chain(&e))),
+    };
+    tell(stream, &Answer::Memory(checkpoint.regions.clone()))?;
+    let head = |offset: u64, len: u64| [offset.to_le_bytes(), len.to_le_bytes()].concat();
+    let read = view.each_run(&cache, checkpoint, |offset, bytes| {
+        let mut timed = Timed::new(stream, SILENCE);
+        timed.write_all(&head(offset, bytes.len() as u64))?;
+        timed.write_all(bytes)
+    });
+    Timed::new(stream, SILENCE).write_all(&head(0, 0))?;
+    Ok(read.map_or_else(|e| Answer::Failed(chain(&e)), |()| Answer::Done))
 }
 
-/// A line, and the descriptor that came with it.
-fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
-    let (mut line, mut file) = (Vec::new(), None);
-    while line.last() != Some(&b'\n') {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut bytes = [0; LONGEST];
-        let message = recvmsg(stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                file = file.or(files.last());
-            }
-        }
-        line.extend(&bytes[..message.bytes]);
-        if message.bytes == 0 || line.len() > LONGEST {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-    Ok((line, file))
-}
-
-/// Has a checkpoint of a pool written to an empty file by the program that has the pool open. Gives
-/// address and length in bytes of each region; `None`: no such program answers.
+/// Has the program that has a pool open send a checkpoint, and writes it to a file. Gives address
+/// and length in bytes of each region; `None`: no such program answers.
 ///
 /// # Errors
 /// If the checkpoint cannot be read or the file cannot be written.
 pub fn restore(pool: &Path, name: &str, to: &File) -> Result<Option<Vec<(u64, u64)>>, ServeError> {
-    let Some(stream) = connect(pool) else { return Ok(None) };
-    match ask(&stream, &Request::Restore(name.into()), Some(to)) {
-        Ok(Answer::Restored(regions)) => Ok(Some(regions)),
-        Ok(Answer::Failed(why)) => Err(ServeError::Failed(why)),
-        Ok(Answer::All(_)) | Err(_) => Err(ServeError::Broken),
-    }
+    let Some((stream, peer)) = connect(pool)? else { return Ok(None) };
+    let mut server = Server { from: BufReader::new(Timed::new(&stream, SILENCE)), peer };
+    let regions = match server.ask(&stream, &Request::Read(name.into()))? {
+        Answer::Memory(regions) => regions,
+        other => return Err(server.refusal(other)),
+    };
+    // A pipe may have got a part: that is not tried again.
+    let received = server.receive(&regions, to).map_err(|error| match error {
+        ServeError::Broken => ServeError::Failed(error.to_string()),
+        error => error,
+    });
+    received.map(|()| Some(regions))
 }
 
 /// The checkpoints of a pool, the oldest first, as the program says that has the pool open. `None`:
 /// no such program answers.
 ///
 /// # Errors
-/// If the program ends meanwhile.
+/// If the program ends meanwhile, does not answer, or says what cannot be.
 pub fn list(pool: &Path) -> Result<Option<Vec<Checkpoint>>, ServeError> {
-    let Some(stream) = connect(pool) else { return Ok(None) };
-    match ask(&stream, &Request::List, None) {
-        Ok(Answer::All(checkpoints)) => Ok(Some(checkpoints)),
-        Ok(Answer::Failed(why)) => Err(ServeError::Failed(why)),
-        Ok(Answer::Restored(_)) | Err(_) => Err(ServeError::Broken),
+    let Some((stream, peer)) = connect(pool)? else { return Ok(None) };
+    let mut server = Server { from: BufReader::new(Timed::new(&stream, SILENCE)), peer };
+    match server.ask(&stream, &Request::List)? {
+        Answer::All(all) if all.iter().all(|c| c.is_sound() && memory(&c.regions).is_some()) => Ok(Some(all)),
+        other => Err(server.refusal(other)),
     }
 }
 
 /// A connection to the program that has the pool.
-fn connect(pool: &Path) -> Option<UnixStream> {
-    let stream = address(pool).and_then(|address| UnixStream::connect_addr(&address)).ok()?;
+fn connect(pool: &Path) -> Result<Option<(UnixStream, Peer)>, ServeError> {
+    let stream = address(pool).and_then(|address| UnixStream::connect_addr(&address));
+    let Ok(stream) = stream else { return Ok(None) };
+    let (Ok(peer), Ok(directory)) = (Peer::of(&stream), std::fs::metadata(pool)) else { return Ok(None) };
     // The directory's owner can write whatever the pool says.
-    let owner = std::fs::metadata(pool).ok().map(|directory| directory.uid());
-    is_trusted(&stream, owner).then_some(stream)
+    match is_trusted(peer.uid) || peer.uid == directory.uid() {
+        true => Ok(Some((stream, peer))),
+        false => Err(ServeError::Foreign { pid: peer.pid, uid: peer.uid }),
+    }
 }
 
-fn ask(stream: &UnixStream, request: &Request, file: Option<&File>) -> io::Result<Answer> {
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
-    let files: Vec<BorrowedFd<'_>> = file.iter().map(|file| file.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&files));
+/// The program that has the pool.
+struct Server<'a> {
+    from: BufReader<Timed<'a>>,
+    peer: Peer,
+}
+
+impl Server<'_> {
+    fn ask(&mut self, stream: &UnixStream, request: &Request) -> Result<Answer, ServeError> {
+        tell(stream, request).map_err(|error| self.error(error.into()))?;
+        self.hear()
     }
-    let sent = sendmsg(stream, &[IoSlice::new(&line)], &mut control, SendFlags::NOSIGNAL)?;
-    let mut rest = stream;
-    rest.write_all(&line[sent..])?;
-    let mut answer = Vec::new();
-    BufReader::new(stream.take(LONGEST_ANSWER)).read_until(b'\n', &mut answer)?;
-    Ok(serde_json::from_slice(&answer)?)
+
+    fn hear(&mut self) -> Result<Answer, ServeError> {
+        self.from.get_mut().again(SILENCE);
+        let line = claims::line(&mut self.from, LONGEST_ANSWER).map_err(|error| self.error(error))?;
+        match line.last() {
+            Some(b'\n') => serde_json::from_slice(&line).map_err(|_| self.unsound()),
+            _ => Err(ServeError::Broken),
+        }
+    }
+
+    /// Writes the memory of these regions, which follows, to a file.
+    fn receive(&mut self, regions: &[(u64, u64)], to: &File) -> Result<(), ServeError> {
+        let bytes = memory(regions).ok_or_else(|| self.unsound())?;
+        let mut image = ImageFile::begin(to, bytes).map_err(ServeError::Write)?;
+        let mut behind = 0;
+        loop {
+            self.from.get_mut().again(SILENCE);
+            let mut numbers = [[0; 8]; 2];
+            self.from.read_exact(numbers.as_flattened_mut()).map_err(|error| self.error(error.into()))?;
+            let [offset, len] = numbers.map(u64::from_le_bytes);
+            if len == 0 {
+                break;
+            }
+            if offset < behind || offset.checked_add(len).is_none_or(|end| end > bytes) {
+                return Err(self.unsound());
+            }
+            let run = claims::exactly(&mut self.from, len, LONGEST_RUN).map_err(|error| self.error(error))?;
+            image.put(offset, &run).map_err(ServeError::Write)?;
+            behind = offset + len;
+        }
+        match self.hear()? {
+            Answer::Done => image.end().map_err(ServeError::Write),
+            other => Err(self.refusal(other)),
+        }
+    }
+
+    /// The error of another answer than the wanted one.
+    fn refusal(&self, answer: Answer) -> ServeError {
+        match answer {
+            Answer::Failed(why) => ServeError::Failed(printable(&why)),
+            _ => self.unsound(),
+        }
+    }
+
+    fn error(&self, error: ClaimError) -> ServeError {
+        let Peer { pid, uid, .. } = self.peer;
+        match error {
+            ClaimError::Io(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                ServeError::Silent { pid, uid }
+            }
+            ClaimError::Io(_) | ClaimError::Short { .. } => ServeError::Broken,
+            _ => self.unsound(),
+        }
+    }
+
+    fn unsound(&self) -> ServeError {
+        ServeError::Unsound { pid: self.peer.pid, uid: self.peer.uid }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use mpool::{BLOCK, Pool};
-
-    use super::*;
-    use crate::catalog::{Catalog, Store, hash};
-
-    /// Restores to a file of this name.
-    fn restored(pool: &Path, name: &str, to: &Path) -> Result<Option<Vec<(u64, u64)>>, ServeError> {
-        restore(pool, name, &File::create(to).unwrap())
-    }
-
-    fn store(catalog: Catalog, name: &str, byte: u8) -> Catalog {
-        let store = Store::new(catalog);
-        let mut writer = store.begin(name).unwrap();
-        writer.set_pages(3);
-        let page = [byte; BLOCK];
-        writer.put(&[1], &page, &[hash(&page, writer.seed())]).unwrap();
-        writer.commit("test".into(), vec![(1 << 20, 3 * BLOCK as u64)]).unwrap();
-        store.into_catalog()
-    }
-
-    #[test]
-    fn committed_checkpoints_are_restored_while_the_next_one_is_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let (path, to) = (dir.path().join("pool"), dir.path().join("to"));
-        let pool = Pool::create(&path, "test").unwrap();
-        assert!(restored(&path, "one", &to).unwrap().is_none(), "nobody serves");
-        let catalog = store(Catalog::open(&pool).unwrap(), "one", 1);
-        let readers = Readers::serve(&path, catalog.view()).unwrap();
-        let all = Store::new(catalog);
-        let mut writer = all.begin("two").unwrap();
-        writer.set_pages(1);
-        assert_eq!(restored(&path, "one", &to).unwrap(), Some(vec![(1 << 20, 3 * BLOCK as u64)]));
-        let want = |byte: u8| [[0; BLOCK], [byte; BLOCK], [0; BLOCK]].concat();
-        assert!(std::fs::read(&to).unwrap() == want(1));
-        let names = |all: Option<Vec<Checkpoint>>| all.unwrap().iter().map(|c| c.name.clone()).collect::<Vec<_>>();
-        assert_eq!(names(list(&path).unwrap()), ["one"]);
-        let other = dir.path().join("other");
-        let error = restored(&path, "two", &other).unwrap_err().to_string();
-        assert!(error.contains("no checkpoint is called \"two\""), "{error}");
-        assert_eq!(other.metadata().unwrap().len(), 0, "nothing is written");
-        drop(writer);
-        let catalog = store(all.into_catalog(), "two", 2);
-        readers.publish(|| catalog.view());
-        std::thread::scope(|scope| {
-            for i in 0..8 {
-                let (path, to) = (&path, dir.path().join(format!("to-{i}")));
-                scope.spawn(move || {
-                    restored(path, "two", &to).unwrap().unwrap();
-                    assert!(std::fs::read(&to).unwrap() == want(2));
-                });
-            }
-        });
-        // As a process has it that was forked and does not run its own program yet.
-        let inherited = readers.listener.try_clone().unwrap();
-        drop(readers);
-        assert!(connect(&path).is_none(), "nobody would answer");
-        assert!(restored(&path, "one", &other).unwrap().is_none() && list(&path).unwrap().is_none(), "nobody serves");
-        drop(inherited);
-    }
-
-    #[test]
-    fn a_program_that_ends_while_it_serves_is_said() {
-        let dir = tempfile::tempdir().unwrap();
-        let (path, to) = (dir.path().join("pool"), dir.path().join("to"));
-        drop(Pool::create(&path, "test").unwrap());
-        let listener = UnixListener::bind_addr(&address(&path).unwrap()).unwrap();
-        let ends = std::thread::spawn(move || (0..2).for_each(|_| drop(listener.accept().unwrap())));
-        for error in [restored(&path, "one", &to).unwrap_err(), list(&path).unwrap_err()] {
-            assert!(matches!(error, ServeError::Broken), "{error}");
-            assert!(error.to_string().ends_with("has ended meanwhile: try again"), "{error}");
-        }
-        ends.join().unwrap();
-    }
-
-    #[test]
-    fn a_request_that_is_none_is_refused_and_a_silent_client_does_not_hold_up_the_end() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pool");
-        let pool = Pool::create(&path, "test").unwrap();
-        let readers = Readers::serve(&path, Catalog::open(&pool).unwrap().view()).unwrap();
-        let mut stream = UnixStream::connect_addr(&address(&path).unwrap()).unwrap();
-        stream.write_all(b"{\"Other\": 1}\n").unwrap();
-        let mut answer = String::new();
-        BufReader::new(&stream).read_line(&mut answer).unwrap();
-        assert!(answer.contains("another version"), "{answer}");
-        let silent = UnixStream::connect_addr(&address(&path).unwrap()).unwrap();
-        let start = std::time::Instant::now();
-        drop(readers);
-        assert!(start.elapsed() < PATIENCE * 3);
-        drop(silent);
-    }
-}
+mod tests;

@@ -313,7 +313,7 @@ fn records(ids: &[u64]) -> Vec<(String, Vec<Record>)> {
             created: u64::MAX,
             source,
             regions,
-            new_pages: u64::MAX,
+            new_pages: if len == u64::MAX { len } else { len >> 12 },
             map_pages: 9,
             root,
             number: root,

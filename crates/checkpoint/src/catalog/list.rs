@@ -170,7 +170,12 @@ impl List {
                     // Records of another format may not even be understood.
                     let entry = postcard::from_bytes(&record);
                     let other = list.format.is_some_and(|format| !is_known(format));
-                    list.apply(entry.map_err(|_| if other { OpenError::Format } else { OpenError::Foreign })?);
+                    match entry.map_err(|_| if other { OpenError::Format } else { OpenError::Foreign })? {
+                        Entry::Checkpoint(one, _) if !one.is_sound() => {
+                            list.damage.get_or_insert("a checkpoint has a name or counts that none can have".into());
+                        }
+                        entry => list.apply(entry),
+                    }
                 }
                 Ok(None) => break,
                 Err(e @ ObjectError::Damaged(_)) => {

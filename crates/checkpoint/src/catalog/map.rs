@@ -28,7 +28,7 @@ use mpool::{AlignedBuf, BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::list::Ids;
-use super::{Checkpoint, Flaw, LEAF, View};
+use super::{Checkpoint, Flaw, LEAF, View, memory};
 
 pub(super) use changes::Changes;
 pub(super) use write::NewMap;
@@ -37,8 +37,6 @@ pub(super) use write::NewMap;
 pub(super) const MOST: usize = 64;
 /// Leaves that are read at once: 1 MiB.
 const AT_ONCE: usize = 256;
-/// Bound on the bytes of a checkpoint's regions: an address space with 5-level page tables.
-const MOST_BYTES: u64 = 1 << 57;
 
 /// The places of a leaf's pages.
 pub(super) type Places = [u64; LEAF];
@@ -78,11 +76,7 @@ impl Root {
 impl View {
     /// The root of a checkpoint's map.
     pub(super) fn root(&self, checkpoint: &Checkpoint) -> Result<Root, Flaw> {
-        let len = checkpoint.bytes();
-        let whole = checkpoint.regions.iter().all(|(_, len)| len % BLOCK as u64 == 0);
-        if !whole || len >= MOST_BYTES {
-            return Err(Flaw::Regions(len));
-        }
+        let len = memory(&checkpoint.regions).ok_or(Flaw::Regions(checkpoint.bytes()))?;
         let bytes = self.whole(checkpoint.root)?;
         let no_root = || Flaw::Root(checkpoint.root);
         let (pages, found): (u64, Vec<Option<Entry>>) = postcard::from_bytes(&bytes).map_err(|_| no_root())?;

@@ -269,6 +269,27 @@ fn records_that_do_not_fit_the_mblocks_are_refused() {
 }
 
 #[test]
+fn a_record_of_what_no_checkpoint_can_be_is_damage_and_not_listed() {
+    let wrong: [fn(&mut Checkpoint); 4] = [
+        |one| one.name = "a\x1b[2J".into(),
+        |one| one.name = "a".repeat(128),
+        |one| one.new_pages = u64::MAX,
+        |one| one.map_pages = u64::MAX,
+    ];
+    for wrong in wrong {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+        let one = store(&pool, "one", &[1]);
+        let mut other = Checkpoint { name: "other".into(), ..one.clone() };
+        wrong(&mut other);
+        Catalog::open(&pool).unwrap().append(&[Entry::Checkpoint(other, one.needs.clone())]).unwrap();
+        let catalog = Catalog::open(&pool).unwrap();
+        assert!(catalog.damage().unwrap().to_string().contains("that none can have"));
+        assert_eq!(catalog.checkpoints().iter().map(|c| &c.name[..]).collect::<Vec<_>>(), ["one"]);
+    }
+}
+
+#[test]
 fn what_was_cut_short_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();

@@ -76,7 +76,8 @@ impl Names {
                 match checkpoint::serve::list(&self.registry().find(name)?) {
                     Ok(None) => return Err(explain(name, busy)),
                     // It stores checkpoints, or has ended just now.
-                    Ok(Some(_)) | Err(_) => until = Instant::now() + MOMENT,
+                    Ok(Some(_)) | Err(ServeError::Broken | ServeError::Failed(_)) => until = Instant::now() + MOMENT,
+                    Err(e) => return Err(e.into()),
                 }
             }
             std::thread::sleep(RETRY);

@@ -46,7 +46,7 @@ pub(crate) fn date(seconds: u64) -> String {
 pub(super) fn du(pool: &Pool, json: Json) -> Result<()> {
     let catalog = Catalog::open(pool)?;
     let usage = catalog.usage();
-    let logical: u64 = catalog.checkpoints().iter().map(|c| c.bytes()).sum();
+    let logical = catalog.checkpoints().iter().fold(0, |sum: u64, c| sum.saturating_add(c.bytes()));
     let physical: u64 = pool.usage()?.classes.iter().map(|c| c.used_bytes).sum();
     let bytes = |pages: u64| pages.saturating_mul(BLOCK as u64);
     let held = |name: &str| usage.checkpoints.get(name).copied();

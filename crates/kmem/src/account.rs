@@ -37,6 +37,19 @@ fn call(number: libc::c_long, arguments: [usize; 3]) -> io::Result<usize> {
     usize::try_from(done).map_err(|_| io::Error::last_os_error())
 }
 
+/// Has a command's program be killed when the thread that starts it ends, also if that is killed.
+/// To be called behind [`Account::start`]: another account forgets it.
+pub fn end_with_caller(command: &mut Command) -> &mut Command {
+    let caller = std::process::id() as usize;
+    let set = move || {
+        call(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize, 0])?;
+        // It may have ended before.
+        if call(libc::SYS_getppid, [0; 3])? == caller { Ok(()) } else { Err(Errno::SRCH.into()) }
+    };
+    // SAFETY: the child makes two system calls, and allocates nothing.
+    unsafe { command.pre_exec(set) }
+}
+
 impl Account {
     /// The account of a process: its effective user, and the capabilities that it may use.
     ///
@@ -163,6 +176,20 @@ mod tests {
         let text = status(&Account { uid: 0, gid: 0, groups: Vec::new(), capabilities: 1 << 6 });
         has(&text, "Uid:", "0 0 0 0");
         has(&text, "CapEff:", "0000000000000040");
+    }
+
+    #[test]
+    fn a_program_ends_with_the_thread_that_started_it() {
+        let own = Account::of(std::process::id()).unwrap();
+        for account in nobody().into_iter().chain([own]) {
+            let start = || {
+                let mut command = Command::new("sleep");
+                account.start(command.arg("60"));
+                end_with_caller(&mut command).spawn().unwrap()
+            };
+            let mut child = std::thread::scope(|scope| scope.spawn(start).join()).unwrap();
+            assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(libc::SIGKILL));
+        }
     }
 
     #[test]

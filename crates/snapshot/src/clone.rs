@@ -24,6 +24,7 @@ use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use kmem::account::end_with_caller;
 use rustix::io::FdFlags;
 use serde_json::json;
 
@@ -133,6 +134,8 @@ pub enum Links {
 pub enum Ram<'a> {
     /// A private mapping of this file, the snapshot's.
     Shared(&'a File),
+    /// The same, of one that is only tried, and ends with the thread that starts it.
+    Tried(&'a File),
     /// Its own, from segments that its agent maps.
     Own(&'a Own<'a>),
 }
@@ -304,7 +307,7 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
             let prepared = own.prepare(&mut command, bytes, directory).map_err(monitor)?;
             (prepared.words, prepared.inherited, Some(prepared.maps))
         }
-        Ram::Shared(ram) => {
+        Ram::Shared(ram) | Ram::Tried(ram) => {
             let ram = ram.as_fd().try_clone_to_owned().map_err(monitor)?;
             let mut words = ram_words(bytes, ram.as_raw_fd(), "off");
             if own::fits(directory) {
@@ -357,6 +360,7 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
             drop(added);
             child
         }
+        Ram::Tried(_) => end_with_caller(&mut command).spawn(),
         Ram::Shared(_) => spawn_without_huge_pages(&mut command),
     };
     let process = child.and_then(Process::child).map_err(|source| (None, source))?;

@@ -60,7 +60,7 @@ fn run_in(description: &Description, media: &[String], rights: &Rights, director
     let options = Options {
         record: &record,
         rights,
-        ram: Ram::Shared(&ram),
+        ram: Ram::Tried(&ram),
         extra: &[],
         force: false,
         attached: false,

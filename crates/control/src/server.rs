@@ -73,11 +73,6 @@ impl Peer {
         let peer = peer::Peer::of(stream)?;
         Ok(Self { uid: peer.uid, pid: peer.pid, process: peer::pidfd(stream).ok() })
     }
-
-    /// Whether it is root's or that of the daemon's owner, who see everything.
-    pub fn is_trusted(&self) -> bool {
-        peer::is_trusted(self.uid)
-    }
 }
 
 /// What the server asks of the engine. Each answer is about what the peer has access to.
@@ -221,7 +216,7 @@ pub fn serve<H: Handler>(handler: Arc<H>, directory: &Path) -> io::Result<()> {
 /// Finds out whose connection it is, and whether that user may have one more.
 fn admit(users: &mut Users, mut stream: &UnixStream) -> Option<(Connection, Peer)> {
     let peer = Peer::of(stream).ok()?;
-    let most = if peer.is_trusted() { TRUSTED_CONNECTIONS } else { CONNECTIONS };
+    let most = if peer::is_trusted(peer.uid) { TRUSTED_CONNECTIONS } else { CONNECTIONS };
     let connection = users.admit(peer.uid, most);
     if connection.is_none() {
         let why = format!("user {} has too many connections to the daemon; close some and try again", peer.uid);
@@ -237,11 +232,11 @@ fn serve_one<H: Handler>(handler: &H, stream: &UnixStream, connection: &Connecti
     let mut line = String::new();
     BufReader::new(Timed::new(stream, TIMEOUT).take(MAX_REQUEST)).read_line(&mut line)?;
     // Root and the owner need not wait for each other. To find a tenant costs CPU time, too.
-    let access = match peer.is_trusted() {
+    let access = match peer::is_trusted(peer.uid) {
         true => handler.access(peer),
         false => connection.in_turn(|| handler.access(peer)),
     };
-    let in_turn = |answer: &dyn Fn() -> Answer| match peer.is_trusted() {
+    let in_turn = |answer: &dyn Fn() -> Answer| match peer::is_trusted(peer.uid) {
         true => answer(),
         false => connection.in_turn(answer),
     };
@@ -277,7 +272,7 @@ fn send(stream: &UnixStream, answer: &Answer) -> io::Result<()> {
 /// Keeps a client frozen until its connection closes. A trusted peer may set a mark, and gets the
 /// change log.
 fn serve_freeze(mut freeze: impl Freeze, peer: &Peer, mut stream: &UnixStream) -> io::Result<()> {
-    let trusted = peer.is_trusted();
+    let trusted = peer::is_trusted(peer.uid);
     let changes = freeze.changes().filter(|_| trusted);
     send(stream, &Answer::Frozen(changes))?;
     stream.set_read_timeout(None)?;

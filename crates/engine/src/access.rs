@@ -33,7 +33,7 @@ pub struct Part(Tenant);
 impl Access {
     /// That of a process. May wait for files of managers.
     pub(crate) fn of(rules: &[TenantRule], peer: &Peer) -> Self {
-        if peer.is_trusted() {
+        if kmem::peer::is_trusted(peer.uid) {
             return Self::All;
         }
         let Some(process) = &peer.process else { return Self::Nobody };

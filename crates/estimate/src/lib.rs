@@ -24,6 +24,8 @@ mod target;
 
 use std::time::Instant;
 
+use output::Progress;
+
 pub use cost::Merging;
 pub use files::FileError;
 pub use index::MAX_TARGETS;
@@ -52,16 +54,6 @@ pub struct Options {
     pub threads: usize,
 }
 
-/// Receives how far the scan has come.
-pub trait Progress: Sync {
-    /// The scan of this target begins.
-    fn target(&self, name: &str);
-    /// `bytes` more bytes are to be scanned.
-    fn found(&self, bytes: u64);
-    /// `bytes` more bytes have been scanned.
-    fn scanned(&self, bytes: u64);
-}
-
 /// Why there is no estimate at all.
 #[derive(Debug, thiserror::Error)]
 pub enum EstimateError {
@@ -74,7 +66,7 @@ pub enum EstimateError {
 ///
 /// # Errors
 /// If there are more than [`MAX_TARGETS`] targets.
-pub fn estimate(options: &Options, progress: &dyn Progress) -> Result<Report, EstimateError> {
+pub fn estimate(options: &Options, progress: &Progress) -> Result<Report, EstimateError> {
     let start = Instant::now();
     let mut targets = Targets::resolve(options);
     if targets.targets.len() > MAX_TARGETS {
@@ -85,7 +77,7 @@ pub fn estimate(options: &Options, progress: &dyn Progress) -> Result<Report, Es
     let context = Context { index: &index, seed, chunk: options.chunk, threads: options.threads, progress };
     let mut scanned: Vec<Scanned> = Vec::new();
     for target in std::mem::take(&mut targets.targets) {
-        progress.target(&target.name);
+        progress.name(&target.name);
         match scan_target(target, scanned.len() as u16, context, &mut targets) {
             Ok(one) => scanned.push(one),
             Err(left_out) => targets.left_out.push(left_out),
@@ -152,15 +144,9 @@ fn peak_memory() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use output::Shown;
+
     use super::*;
-
-    struct Silent;
-
-    impl Progress for Silent {
-        fn target(&self, _: &str) {}
-        fn found(&self, _: u64) {}
-        fn scanned(&self, _: u64) {}
-    }
 
     fn options(targets: Vec<String>) -> Options {
         Options { targets, qemu: false, chunk: 4096, limit_bytes: 1 << 24, threads: 1 }
@@ -169,7 +155,7 @@ mod tests {
     #[test]
     fn too_many_targets_are_refused_before_one_is_read() {
         let numbers = |count: usize| (1..=count).map(|pid| pid.to_string()).collect();
-        let error = estimate(&options(numbers(MAX_TARGETS + 1)), &Silent).unwrap_err();
+        let error = estimate(&options(numbers(MAX_TARGETS + 1)), &Progress::new(Shown::Never)).unwrap_err();
         let expected = format!("{} targets; at most {MAX_TARGETS} at a time", MAX_TARGETS + 1);
         assert!(error.to_string().starts_with(&expected), "{error}");
     }
@@ -180,7 +166,7 @@ mod tests {
         let sockets: Vec<_> = (0..25)
             .map(|number| std::os::unix::net::UnixListener::bind(dir.path().join(number.to_string())).unwrap())
             .collect();
-        let report = estimate(&options(vec![dir.path().display().to_string()]), &Silent).unwrap();
+        let report = estimate(&options(vec![dir.path().display().to_string()]), &Progress::new(Shown::Never)).unwrap();
         let reasons: Vec<_> = report.left_out.iter().map(|left_out| left_out.reason.to_string()).collect();
         assert_eq!((sockets.len(), reasons.len()), (25, 21), "{reasons:?}");
         assert_eq!(reasons[20], "5 more could not be read");

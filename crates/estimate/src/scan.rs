@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kmem::Range;
+use output::Progress;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::Progress;
 use crate::counter::{Counter, Tally};
 use crate::files::{self, OpenFile, Step, Walk};
 use crate::index::Index;
@@ -29,7 +29,7 @@ pub(crate) struct Context<'a> {
     pub(crate) seed: u64,
     pub(crate) chunk: usize,
     pub(crate) threads: usize,
-    pub(crate) progress: &'a dyn Progress,
+    pub(crate) progress: &'a Progress,
 }
 
 /// An open target.
@@ -89,13 +89,13 @@ pub(crate) fn scan(name: &str, number: u16, source: Source, context: Context<'_>
         Queue { pieces: Vec::new(), files: Vec::new(), walk: None, opening: 0, problems: Problems::default() };
     match source {
         Source::Process(process) => {
-            context.progress.found(process.bytes());
+            context.progress.inc_length(process.bytes());
             let process = Arc::new(process);
             let pieces = process.pieces(PIECE.max(context.chunk));
             queue.pieces.extend(pieces.into_iter().rev().map(|piece| Piece::Memory(process.clone(), piece)));
         }
         Source::File(file) => {
-            context.progress.found(file.size);
+            context.progress.inc_length(file.size);
             queue.push_file(file);
         }
         Source::Directory(walk) => queue.walk = Some(walk),
@@ -167,7 +167,7 @@ impl Work<'_> {
         let mut counter = Counter::new(index, seed, self.number, chunk);
         let mut buffer = Vec::new();
         while let Some(piece) = self.next() {
-            let advance = |bytes| progress.scanned(bytes);
+            let advance = |bytes| progress.inc(bytes);
             match piece {
                 Piece::Hole(bytes) => {
                     counter.zeros(bytes.div_ceil(chunk as u64));
@@ -221,7 +221,7 @@ impl Work<'_> {
         match opened {
             Ok(file) => {
                 if queue.walk.as_mut().is_some_and(|walk| walk.admits(&file)) {
-                    self.context.progress.found(file.size);
+                    self.context.progress.inc_length(file.size);
                     queue.push_file(file);
                 }
             }

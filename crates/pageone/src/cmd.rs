@@ -42,6 +42,21 @@ impl Force {
     }
 }
 
+/// The option of each command that shows how far it is.
+#[derive(Clone, Copy, clap::Args)]
+pub(crate) struct Quiet {
+    /// Do not show how far it is; that is shown on a terminal only
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl Quiet {
+    /// The line that shows it.
+    pub(crate) fn progress(self) -> output::Progress {
+        output::Progress::new(if self.quiet { output::Shown::Never } else { output::Shown::OnTerminal })
+    }
+}
+
 /// The option of each command whose answer programs read, too.
 #[derive(Clone, Copy, clap::Args)]
 pub(crate) struct Json {

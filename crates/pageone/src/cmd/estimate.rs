@@ -3,8 +3,7 @@
 mod text;
 
 use anyhow::Result;
-use estimate::{LeftOut, Options, Progress};
-use indicatif::{ProgressBar, ProgressStyle};
+use estimate::{LeftOut, Options};
 
 use crate::{Code, Coded};
 
@@ -40,34 +39,6 @@ fn chunk_size(word: &str) -> Result<usize, String> {
     }
 }
 
-/// The progress on standard error, if that is a terminal.
-struct Bar(ProgressBar);
-
-impl Bar {
-    fn new() -> Self {
-        let bar = ProgressBar::new(0);
-        let style = "{wide_msg} {bar:24} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
-        if let Ok(style) = ProgressStyle::with_template(style) {
-            bar.set_style(style);
-        }
-        Self(bar)
-    }
-}
-
-impl Progress for Bar {
-    fn target(&self, name: &str) {
-        self.0.set_message(name.to_owned());
-    }
-
-    fn found(&self, bytes: u64) {
-        self.0.inc_length(bytes);
-    }
-
-    fn scanned(&self, bytes: u64) {
-        self.0.inc(bytes);
-    }
-}
-
 /// Scans the targets and prints the report. An error if anything was left out.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -78,9 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         limit_bytes: args.limit_memory << 20,
         threads: args.threads.map_or_else(cpus, |threads| threads as usize),
     };
-    let bar = Bar::new();
-    let report = estimate::estimate(&options, &bar)?;
-    bar.0.finish_and_clear();
+    let report = estimate::estimate(&options, &output::Progress::new(output::Shown::OnTerminal))?;
     let none = report.targets.is_empty();
     if args.json {
         output::line!("{}", serde_json::to_string_pretty(&report)?)?;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{Image, ReadError};
 use mpool::{AlignedBuf, BLOCK};
+use output::Progress;
 use tar::{Builder, Header};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -32,7 +33,7 @@ pub struct Exported<'a> {
 ///
 /// # Errors
 /// If memory or images cannot be read, or the stream cannot be written.
-pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> {
+pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Result<(), ArchiveError> {
     let description = &what.record.description;
     let chains: Vec<Vec<PathBuf>> = description.disks.iter().map(chain).collect::<Result<_, ArchiveError>>()?;
     let about = About {
@@ -45,7 +46,10 @@ pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> 
         images: chains.iter().map(Vec::len).collect(),
         allocated: chains.iter().flatten().map(|image| allocated(image)).sum(),
     };
-    let mut out = Out { tar: Builder::new(out), sum: Xxh3::new() };
+    let len = |image: &PathBuf| std::fs::metadata(image).map_or(0, |meta| meta.len());
+    let bytes = (what.image.filled().count() * BLOCK) as u64 + chains.iter().flatten().map(len).sum::<u64>();
+    progress.begin("writing the archive", bytes);
+    let mut out = Out { tar: Builder::new(progress.wrap_write(out)), sum: Xxh3::new() };
     let json = serde_json::to_vec_pretty(&about).map_err(io::Error::other)?;
     out.put("snapshot.json", json.len() as u64, &json[..])?;
     out.put("devices", what.record.stream.len() as u64, &what.record.stream[..])?;

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{BeginError, Store, StoreError, Writer, ensure_name, hash};
 use mpool::{BLOCK, Scratch};
-use output::OutputFile;
 use output::file::Directory;
+use output::{OutputFile, Progress};
 use tar::{Archive, Entries, Entry};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -131,10 +131,11 @@ impl Received {
     /// # Errors
     /// If it cannot be stored. Then nothing of it is in the pool, and no image is left, unless that
     /// is not known ([`StoreError::Unknown`]).
-    pub fn store(self, store: &Store, commits: impl FnOnce()) -> Result<About, ArchiveError> {
+    pub fn store(self, store: &Store, progress: &Progress, commits: impl FnOnce()) -> Result<About, ArchiveError> {
         let mut writer = store.begin(&self.about.name)?;
         writer.set_pages((self.about.bytes() / BLOCK as u64) as usize);
-        self.ram(&mut writer)?;
+        progress.begin("storing", self.ram.len);
+        self.ram(&mut writer, progress)?;
         let Self { mut about, scratch, stream, images, directory, .. } = self;
         about.description.imported = true;
         // It is there twice in the end.
@@ -164,7 +165,7 @@ impl Received {
     }
 
     /// Stores the pages that are not zeros.
-    fn ram(&self, writer: &mut Writer<'_>) -> Result<(), ArchiveError> {
+    fn ram(&self, writer: &mut Writer<'_>, progress: &Progress) -> Result<(), ArchiveError> {
         let (mut some, mut bytes) = (vec![0; AT_ONCE / BLOCK * size_of::<u64>()], vec![0; AT_ONCE]);
         let mut done = 0;
         while done < self.ram.len {
@@ -185,6 +186,7 @@ impl Received {
             let again: Vec<u8> = off.iter().flat_map(|off| of(off.page)).copied().collect();
             writer.put_again(&off, &again)?;
             done += len as u64;
+            progress.inc(len as u64);
         }
         Ok(())
     }

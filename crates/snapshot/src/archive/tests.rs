@@ -6,6 +6,7 @@ use std::sync::Arc;
 use checkpoint::test::Memory;
 use checkpoint::{Catalog, Store, hash};
 use mpool::{BLOCK, Pool};
+use output::{Progress, Shown};
 
 use super::export::chain;
 use super::*;
@@ -59,7 +60,7 @@ fn archive(directory: &Path) -> Vec<u8> {
     let image = view.image(view.find("one").unwrap()).unwrap();
     let mut out = Vec::new();
     let what = Exported { name: "one", created: 1, source: "q 1", regions: &regions, record: &record, image: &image };
-    export(&what, &mut out).unwrap();
+    export(&what, &mut out, &Progress::new(Shown::Never)).unwrap();
     out
 }
 
@@ -68,7 +69,7 @@ fn import(from: impl Read, directory: &Path, store: &Store) -> Result<About, Arc
     let is_taken = |name: &str| store.view().find(name).is_ok();
     let place =
         super::Place { pool: directory, disks: Some(&directory.join("disks")), name: None, is_taken: &is_taken };
-    receive(from, &place)?.store(store, || {})
+    receive(from, &place)?.store(store, &Progress::new(Shown::Never), || {})
 }
 
 /// A pool and a directory for images into which archives are read.

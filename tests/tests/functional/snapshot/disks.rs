@@ -360,9 +360,23 @@ fn a_raw_disk_is_copied_at_once_and_stays_what_it_was() {
     let path = |name: &str| place.path(name).display().to_string();
     place.ok(&["snapshot", "export", "store", "two", "-o", &path("two.tar")]);
     std::fs::create_dir(place.path("disks")).unwrap();
-    place.ok(&["snapshot", "import", "store", &path("two.tar"), "--name", "there", "--disks", &path("disks")]);
-    let text = place.ok(&["snapshot", "verify", "store", "there", "--trust", "--files", &path("files")]);
-    assert!(text.contains("a guest goes on from it"), "{text}");
+    let text = place.ok(&[
+        "snapshot",
+        "import",
+        "store",
+        &path("two.tar"),
+        "--name",
+        "there",
+        "--disks",
+        &path("disks"),
+        "--json",
+    ]);
+    let imported: Value = serde_json::from_str(&text).unwrap();
+    assert!(imported["name"] == "there" && imported["memory_bytes"].as_u64().unwrap() >= 16 << 20, "{text}");
+    let text =
+        place.ok(&["snapshot", "verify", "store", "there", "--trust", "--files", &path("files"), "--json", "--quiet"]);
+    let verified: Value = serde_json::from_str(&text).unwrap();
+    assert!(verified["verified"] == "a guest goes on from it", "{text}");
     assert_eq!(byte(&place.path("disks/there.disk-0-0")), 2);
 }
 

@@ -11,7 +11,8 @@ use kmem::pidfd::PidFd;
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, makedev, openat, statx};
 use rustix::path::Arg;
 
-use super::walk::Key;
+/// Device and inode number.
+pub(super) type Key = (u64, u64);
 
 /// A process that has a file open.
 #[derive(Debug)]

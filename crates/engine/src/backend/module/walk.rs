@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::owner::{Looked, Turn};
+use super::owner::{Key, Looked, Turn};
 
 /// Descriptors that are looked at in a turn, and in all turns of a round. A process counts as one
 /// more.
@@ -13,9 +13,6 @@ const TURN: usize = 1024;
 const ROUND: usize = 8 * TURN;
 /// Rounds between the beginnings of two walks, at most, for files that nobody has open.
 const LONG_PAUSE: u32 = 8;
-
-/// Device and inode number.
-pub(super) type Key = (u64, u64);
 
 #[derive(Default)]
 pub(super) struct Walk {

@@ -164,7 +164,6 @@ fn short(name: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::estimate::Bar;
 
     #[test]
     fn the_text_has_targets_sums_and_both_ways_of_merging() {
@@ -183,7 +182,7 @@ mod tests {
             limit_bytes: 1 << 24,
             threads: 1,
         };
-        let text = text(&estimate::estimate(&options, &Bar::new()).unwrap());
+        let text = text(&estimate::estimate(&options, &output::Progress::new(output::Shown::Never)).unwrap());
         for word in ["/t1 ", "pages_shared 2 ", "pages_sharing 3 ", "in common, pages", "KSM ", "PageONE "] {
             assert!(text.contains(word), "{word} in {text}");
         }

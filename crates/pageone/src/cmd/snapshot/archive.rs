@@ -10,13 +10,14 @@ use checkpoint::{Catalog, Image, Store};
 use control::units::size;
 use mpool::Access;
 use output::OutputFile;
+use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::archive::{self, Exported, Place};
 
 use super::Which;
 use super::clones::Leased;
-use crate::cmd::Force;
 use crate::cmd::pool::Names;
+use crate::cmd::{Force, Json, Quiet};
 
 /// Options of `pageone snapshot export`.
 #[derive(clap::Args)]
@@ -28,6 +29,8 @@ pub(crate) struct ExportArgs {
     output: Option<PathBuf>,
     #[command(flatten)]
     force: Force,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 /// Options of `pageone snapshot import`.
@@ -45,6 +48,10 @@ pub(crate) struct ImportArgs {
     /// Directory for the images of its disks
     #[arg(long, value_name = "DIR")]
     disks: Option<PathBuf>,
+    #[command(flatten)]
+    quiet: Quiet,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Writes a snapshot as a tar archive. Its pool can be written meanwhile.
@@ -63,22 +70,29 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
     // stored.
     let check = || record.description.disks.iter().try_for_each(|disk| snapshot::clone::check_image(disk).map(drop));
     check()?;
+    let progress = args.quiet.progress();
     let Some(path) = &args.output else {
-        archive::export(&what, output::Stdout::lock())?;
+        archive::export(&what, output::Stdout::lock(), &progress)?;
         return Ok(check()?);
     };
     let out = OutputFile::create(path, args.force.existing())?;
-    archive::export(&what, out.file())?;
+    archive::export(&what, out.file(), &progress)?;
     check()?;
     Ok(out.keep()?)
 }
 
 /// Stores a snapshot that an archive has.
 pub(super) fn import(args: &ImportArgs) -> Result<()> {
-    let from: Box<dyn Read> = match &args.file {
-        Some(path) => Box::new(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
-        None => Box::new(io::stdin().lock()),
+    let progress = args.quiet.progress();
+    let (from, bytes): (Box<dyn Read>, u64) = match &args.file {
+        Some(path) => {
+            let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+            let bytes = file.metadata().map_or(0, |meta| meta.len());
+            (Box::new(file), bytes)
+        }
+        None => (Box::new(io::stdin().lock()), 0),
     };
+    progress.begin("reading the archive", bytes);
     // While the archive comes the pool is free for others.
     let pool = args.names.open_soon(&args.pool, Access::Shared)?;
     let (path, catalog) = (pool.path().to_owned(), Catalog::open(&pool)?);
@@ -90,7 +104,7 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
         name: args.name.as_deref(),
         is_taken: &|name| known.iter().any(|known| known == name),
     };
-    let received = archive::receive(io::BufReader::with_capacity(1 << 20, from), &place)?;
+    let received = archive::receive(io::BufReader::with_capacity(1 << 20, progress.wrap_read(from)), &place)?;
     let pool = args.names.open_soon(&args.pool, Access::Exclusive)?;
     let store = Store::new(Catalog::open(&pool)?);
     // From here on it is done to the end, whatever signals come.
@@ -99,7 +113,9 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
             let _ = signal_hook::flag::register(signal, Arc::default());
         }
     };
-    let about = received.store(&store, commits)?;
-    output::line!("{}: {} of memory, {} disks", about.name, size(about.bytes()), about.description.disks.len())?;
-    Ok(())
+    let about = received.store(&store, &progress, commits)?;
+    drop(progress);
+    let (memory, disks) = (about.bytes(), about.description.disks.len());
+    let value = json!({ "name": about.name, "memory_bytes": memory, "disks": disks });
+    args.json.line(&value, || format!("{}: {} of memory, {disks} disks", about.name, size(memory)))
 }

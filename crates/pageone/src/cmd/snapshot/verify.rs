@@ -9,11 +9,13 @@ use anyhow::{Context, Result, bail};
 use checkpoint::Image;
 use control::units::size;
 use mpool::{AlignedBuf, BLOCK};
+use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use snapshot::clone::{Links, Options, Ram, start};
 
 use super::Which;
 use super::clones::{self, AskedRights, Leased, Watch};
+use crate::cmd::{Json, Quiet};
 
 /// Pages that are read at once.
 const AT_ONCE: u64 = 256;
@@ -35,6 +37,10 @@ pub(crate) struct Args {
     files: Option<PathBuf>,
     #[command(flatten)]
     rights: AskedRights,
+    #[command(flatten)]
+    quiet: Quiet,
+    #[command(flatten)]
+    json: Json,
     /// Further options of QEMU
     #[arg(last = true, value_name = "QEMU OPTIONS")]
     extra: Vec<String>,
@@ -47,10 +53,14 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let rights = (!args.read_only).then(|| leased.rights(&args.rights)).transpose()?;
     let Leased { record, lease, pool, .. } = leased;
     let image = Image::of_lease(&lease)?;
+    let progress = args.quiet.progress();
+    progress.begin("reading the memory", image.pages() * BLOCK as u64);
     let mut bytes = AlignedBuf::zeroed(AT_ONCE as usize * BLOCK);
     for first in (0..image.pages()).step_by(AT_ONCE as usize) {
         image.read(first, &mut bytes)?;
+        progress.inc(bytes.len() as u64);
     }
+    drop(progress);
     for disk in &record.description.disks {
         snapshot::clone::check_image(disk)?;
     }
@@ -87,13 +97,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
             .with_context(|| format!("no guest goes on from snapshot {}", args.snapshot.name))?;
         what = if agent { "a guest goes on from it, and its agent answers" } else { "a guest goes on from it" };
     }
-    output::line!(
-        "{}: {what}; {} read, {:.1} s",
-        args.snapshot.name,
-        size(image.pages() * BLOCK as u64),
-        begin.elapsed().as_secs_f64()
-    )?;
-    Ok(())
+    let (name, read, seconds) = (&args.snapshot.name, image.pages() * BLOCK as u64, begin.elapsed().as_secs_f64());
+    let value = json!({ "name": name, "verified": what, "memory_bytes": read, "seconds": seconds });
+    args.json.line(&value, || format!("{name}: {what}; {} read, {seconds:.1} s", size(read)))
 }
 
 /// Lets a clone run for this time; gives whether it has an agent, which answers. Its files stay if

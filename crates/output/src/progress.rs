@@ -1,0 +1,53 @@
+//! How far a long command is: a line on standard error, if that is a terminal and nobody asked for quiet.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Whether the line is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// On a terminal.
+    OnTerminal,
+    /// Never.
+    Never,
+}
+
+/// The line. It is gone with this.
+pub struct Progress(ProgressBar);
+
+impl Progress {
+    /// Shows nothing before something [begins](Self::begin).
+    pub fn new(shown: Shown) -> Self {
+        let bar = if shown == Shown::Never { ProgressBar::hidden() } else { ProgressBar::new(0) };
+        let style = "{wide_msg} {bar:24} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+
+    /// What is done from now on, and how many bytes that is, if it is known.
+    pub fn begin(&self, what: &str, bytes: u64) {
+        self.name(what);
+        self.0.reset();
+        self.0.set_length(bytes);
+    }
+
+    /// What is being done.
+    pub fn name(&self, what: &str) {
+        self.0.set_message(crate::text::printable(what));
+    }
+}
+
+impl std::ops::Deref for Progress {
+    type Target = ProgressBar;
+
+    fn deref(&self) -> &ProgressBar {
+        &self.0
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

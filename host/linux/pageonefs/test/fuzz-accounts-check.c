@@ -245,9 +245,12 @@ void accounts_begin(bool processes)
 
 	machine(&was.shmem, processes ? &was.committed : &was.nothing);
 	if (processes) {
+		long sum = LONG_MAX, before;
+
 		/* Without what processors have taken ahead: that goes back some day. */
-		for (long sum = 0, before = LONG_MAX; sum < before; usleep(100000)) {
-			before = sum ?: LONG_MAX;
+		do {
+			before = sum;
+			usleep(100000);
 			accounts_drain();
 			sum = 0;
 			for (int i = 0; i <= TENANTS; i++) {
@@ -255,7 +258,7 @@ void accounts_begin(bool processes)
 				was.stat[i] = charged(name);
 				sum += was.stat[i];
 			}
-		}
+		} while (sum < before);
 		walk();
 		was.length = is.length;
 		return;

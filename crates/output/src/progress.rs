@@ -1,4 +1,5 @@
-//! How far a long command is: a line on standard error, if that is a terminal and nobody asked for quiet.
+//! How far a long command is: a line on standard error, if that is a terminal and nobody asked for
+//! quiet.
 
 use indicatif::{ProgressBar, ProgressStyle};
 

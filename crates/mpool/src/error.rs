@@ -108,8 +108,8 @@ pub enum PoolError {
     NotAPool(PathBuf),
     /// A pool, or part of one, is there already.
     #[error(
-        "{} holds a pool, or a class of one, already: if its pool does not know or misses that class, \
-         `pageone pool rebuild` of the pool, or opening it again, finds what is in it",
+        "{} holds a pool, or a class of one, already: use it, or choose another name or directory. If its pool does not \
+         know or misses that class, `pageone pool rebuild` finds what is in it",
         .0.display()
     )]
     Exists(PathBuf),

@@ -1,7 +1,9 @@
 //! The exit codes of `pageone`: the kind of a failure. The error says what failed and what to do.
 
+use checkpoint::SourceError;
 use control::client;
 use guests::FindError;
+use snapshot::save::SaveError;
 
 /// What the exit code says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ impl Code {
             Code::Failed => "failed",
             Code::Usage => "wrong usage",
             Code::NoDaemon => "no daemon answers",
-            Code::NoClient => "no such client",
+            Code::NoClient => "no such client or process",
             Code::Configuration => "the configuration is wrong",
             Code::SecondDaemon => "another daemon is running, or another writer of KSM's settings",
             Code::HostLacks => "this host or account lacks something",
@@ -57,6 +59,10 @@ fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<Code> {
         return Some(coded.0);
     }
     if let Some(FindError::None(_) | FindError::Ended { .. }) = error.downcast_ref() {
+        return Some(Code::NoClient);
+    }
+    let gone = matches!(error.downcast_ref(), Some(SourceError::NoProcess { .. }));
+    if gone || matches!(error.downcast_ref(), Some(SaveError::NoProcess { .. })) {
         return Some(Code::NoClient);
     }
     match error.downcast_ref::<client::Error>()? {
@@ -103,6 +109,9 @@ mod tests {
         assert_eq!(code(Coded(Code::LeftOut, "x".into()).into()), Code::LeftOut);
         assert_eq!(code(client::Error::NoDaemon(Vec::new()).into()), Code::NoDaemon);
         assert_eq!(code(client::Error::NoClient("x".into()).into()), Code::NoClient);
+        let gone = || std::io::ErrorKind::NotFound.into();
+        assert_eq!(code(SourceError::NoProcess { pid: 7, source: gone() }.into()), Code::NoClient);
+        assert_eq!(code(SaveError::NoProcess { pid: 7, source: gone() }.into()), Code::NoClient);
         assert_eq!(code(client::Error::Failed("x".into()).into()), Code::Failed);
         assert_eq!(code(anyhow::anyhow!("x")), Code::Failed);
     }

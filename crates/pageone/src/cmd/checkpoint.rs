@@ -321,11 +321,12 @@ pub(crate) fn report(
     json.line(&value, || {
         let devices = stream.map_or(String::new(), |bytes| format!(" devices {},", size(bytes as u64)));
         format!(
-            "{}: {} of memory, {} stored,{devices} {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
+            "{}: {} of memory, {} stored,{devices} {seconds:.2} s, {} round{}, stopped for {pause_ms:.1} ms",
             checkpoint.name,
             size(memory),
             size(stored),
-            taken.rounds
+            taken.rounds,
+            if taken.rounds == 1 { "" } else { "s" }
         )
     })
 }

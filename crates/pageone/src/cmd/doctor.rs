@@ -62,7 +62,8 @@ pub(crate) struct Args {
 ///
 /// # Errors
 ///
-/// When something is in the way of merging, or a process does not exist: with [`Code::Failed`].
+/// When something is in the way of merging: with [`Code::Failed`]; when a process does not exist:
+/// with [`Code::NoClient`].
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let root = Path::new("/");
     let find = |target: &String| ::guests::find(root, target);
@@ -70,7 +71,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let pids: Vec<i32> = targets.iter().map(Found::pid).collect::<Result<_, _>>()?;
     for pid in &pids {
         let is_there = root.join(format!("proc/{pid}")).exists();
-        ensure!(is_there, "there is no process {pid}; without a number `pageone doctor` looks at every guest");
+        let what = || format!("there is no process {pid}; without a number `pageone doctor` looks at every guest");
+        ensure!(is_there, Coded(Code::NoClient, what()));
     }
     let directories: Vec<PathBuf> = paths::candidates(dir).iter().map(std::path::absolute).collect::<Result<_, _>>()?;
     let mut report = examine(root, &directories, &pids);

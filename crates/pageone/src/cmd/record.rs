@@ -9,7 +9,7 @@ use monitor::recording::Writer;
 use monitor::sampler;
 
 use crate::cmd::{Force, top};
-use crate::paths;
+use crate::{Code, Coded, paths};
 
 /// Time between two looks at who shares with whom.
 const DEPTH_EVERY: Duration = Duration::from_secs(60);
@@ -36,7 +36,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let every = top::every(args.every)?;
     if args.duration.is_some_and(|seconds| !(seconds.is_finite() && seconds > 0.0)) {
-        bail!("--for must be more than 0 seconds");
+        bail!(Coded(Code::Usage, "--for must be more than 0 seconds".into()));
     }
     let directories = paths::candidates(dir);
     // A recording is begun for a daemon that is there; later it may come and go.

@@ -8,6 +8,7 @@ use monitor::report::{self, export};
 use output::OutputFile;
 
 use crate::cmd::{Force, replay, top};
+use crate::{Code, Coded};
 
 /// Options of `pageone report`.
 #[derive(clap::Args)]
@@ -32,7 +33,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     ensure!(
         args.output.is_some() || args.csv.is_some() || args.json.is_some(),
-        "say what to write: -o report.html, --csv DIR or --json FILE"
+        Coded(Code::Usage, "say what to write: -o report.html, --csv DIR or --json FILE".into())
     );
     let create = |path: &Path| OutputFile::create(path, args.force.existing());
     let mut recording = replay::open(&args.file)?;

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use monitor::ui::{self, App, Theme};
 use monitor::{sampler, view};
 
-use crate::paths;
+use crate::{Code, Coded, paths};
 
 /// Options of `pageone top`.
 #[derive(clap::Args)]
@@ -26,7 +26,7 @@ pub(crate) struct Args {
 /// The time between two looks.
 pub(crate) fn every(seconds: f64) -> Result<Duration> {
     if !(0.1..=3600.0).contains(&seconds) {
-        bail!("--every {seconds}: between 0.1 and 3600 seconds");
+        bail!(Coded(Code::Usage, format!("--every {seconds}: between 0.1 and 3600 seconds")));
     }
     Ok(Duration::from_secs_f64(seconds))
 }

@@ -37,7 +37,7 @@ fn remedy(code: Code) -> &'static str {
         }
         Code::Usage => "`pageone COMMAND --help` shows the options",
         Code::NoDaemon => "start one with `pageone daemon`, or name the directory of the one that runs with `--dir`",
-        Code::NoClient => "`pageone status` lists the clients; `pageone run` starts one",
+        Code::NoClient => "`pageone status` lists the clients, `pgrep -a` the processes; `pageone run` starts a client",
         Code::Configuration => "correct the key that the message names; `pageone config check` looks at the file alone",
         Code::SecondDaemon => "stop the other one first, or give this daemon a directory of its own with `--dir`",
         Code::HostLacks => "`pageone doctor` says what is missing and how to get it",

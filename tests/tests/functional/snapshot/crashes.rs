@@ -283,7 +283,7 @@ fn end_all_in(files: &Path) {
 
 /// `PAGEONE_CRASH_ROUNDS`, or a few.
 fn rounds() -> u64 {
-    std::env::var("PAGEONE_CRASH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(6)
+    std::env::var("PAGEONE_CRASH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(4)
 }
 
 /// Rounds with the same guest and pool: each snapshot makes the chain of images longer.

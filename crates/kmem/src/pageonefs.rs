@@ -23,7 +23,7 @@ pub use mounts::{MountInfo, is_for, is_loaded, mounts, mounts_in};
 pub use store::{Payer, Store, StoreError};
 
 /// The version of the interface that this module speaks.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 const DOMAIN_MAX: usize = 64;
 

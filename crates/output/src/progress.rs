@@ -12,25 +12,33 @@ pub enum Shown {
     Never,
 }
 
+/// The line where the end is known, and where it is not.
+const KNOWN: &str = "{wide_msg} {bar:24} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
+const UNKNOWN: &str = "{wide_msg} {bytes}, {binary_bytes_per_sec}";
+
 /// The line. It is gone with this.
 pub struct Progress(ProgressBar);
 
 impl Progress {
     /// Shows nothing before something [begins](Self::begin).
     pub fn new(shown: Shown) -> Self {
-        let bar = if shown == Shown::Never { ProgressBar::hidden() } else { ProgressBar::new(0) };
-        let style = "{wide_msg} {bar:24} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
-        if let Ok(style) = ProgressStyle::with_template(style) {
-            bar.set_style(style);
+        let bar = Self(if shown == Shown::Never { ProgressBar::hidden() } else { ProgressBar::new(0) });
+        bar.set_template(KNOWN);
+        bar
+    }
+
+    fn set_template(&self, template: &str) {
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.0.set_style(style);
         }
-        Self(bar)
     }
 
     /// What is done from now on, and how many bytes that is, if it is known.
-    pub fn begin(&self, what: &str, bytes: u64) {
+    pub fn begin(&self, what: &str, bytes: Option<u64>) {
         self.name(what);
+        self.set_template(if bytes.is_some() { KNOWN } else { UNKNOWN });
         self.0.reset();
-        self.0.set_length(bytes);
+        self.0.set_length(bytes.unwrap_or(0));
     }
 
     /// What is being done.

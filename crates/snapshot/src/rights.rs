@@ -5,7 +5,7 @@
 //!
 //! | the snapshot | the guest runs as | program and options |
 //! |---|---|---|
-//! | stored here, in a pool that only its caller or root can change | its source did | the record's |
+//! | stored here; only its caller and root can change the pool | its source did | the record's |
 //! | imported, or in a pool that others can change | `--user` says | by a list (`allowed`) |
 //! | any, with `--trust` | the caller, or as `--user` says | the record's |
 //!

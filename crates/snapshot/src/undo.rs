@@ -3,15 +3,15 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use guard::{Guard, GuardError, Stopped};
 use kmem::account::Account;
 use kmem::pidfd::PidFd;
-use rustix::fs::FlockOperation;
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -181,7 +181,14 @@ impl Lock {
         let mut options = File::options();
         options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let account = Account::of(pid as u32).map_err(UndoError::Lock)?;
-        let file = make_beside(socket, &account, || options.open(&path)).map_err(UndoError::Lock)?;
+        let file = match make_beside(socket, &account, || options.open(&path)) {
+            // One that an earlier version made as root. Nothing is made, read or written here.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                roots_own(path.as_ref(), account.uid).ok_or(error)
+            }
+            made => made,
+        };
+        let file = file.map_err(UndoError::Lock)?;
         let start = Instant::now();
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -194,14 +201,56 @@ impl Lock {
     }
 }
 
+/// A regular file of root's that is there, in a directory of this user's: others' locks are not
+/// held.
+fn roots_own(path: &Path, user: u32) -> Option<File> {
+    let open = |directory: BorrowedFd<'_>, path: &Path, flags| -> Option<File> {
+        let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Some(rustix::fs::openat(directory, path, flags, Mode::empty()).ok()?.into())
+    };
+    let directory = open(CWD, path.parent()?, OFlags::DIRECTORY)?;
+    let file = open(directory.as_fd(), path.file_name()?.as_ref(), OFlags::NOFOLLOW)?;
+    let (above, meta) = (directory.metadata().ok()?, file.metadata().ok()?);
+    (above.uid() == user && meta.is_file() && meta.uid() == 0).then_some(file)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::process::Command;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex};
 
     use super::*;
     use crate::disks::Running;
+
+    #[test]
+    fn a_lock_that_an_earlier_version_made_as_root_is_taken() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("SKIPPED: only root has guests of others");
+        }
+        let nobody = Account { uid: 65534, gid: 65534, groups: Vec::new(), capabilities: 0 };
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, lock) = (dir.path().join("1.qmp"), dir.path().join("1.qmp.lock"));
+        std::fs::write(&lock, "").unwrap();
+        std::fs::set_permissions(&lock, PermissionsExt::from_mode(0o600)).unwrap();
+        chown(dir.path(), Some(65534), None).unwrap();
+        let mut command = Command::new("sleep");
+        nobody.start(command.arg("600"));
+        let mut guest = command.spawn().unwrap();
+        let pid = guest.id() as i32;
+        let first = Lock::take(&socket, pid, Duration::ZERO);
+        let second = Lock::take(&socket, pid, Duration::ZERO).map(drop);
+        // A link of the tenant's to a file of root's is none.
+        std::fs::rename(&lock, dir.path().join("other")).unwrap();
+        std::os::unix::fs::symlink("other", &lock).unwrap();
+        let linked = Lock::take(&socket, pid, Duration::ZERO).map(drop);
+        guest.kill().unwrap();
+        guest.wait().unwrap();
+        assert!(
+            first.is_ok() && matches!(second, Err(UndoError::Busy(_))) && matches!(linked, Err(UndoError::Lock(_)))
+        );
+    }
 
     #[test]
     fn a_guest_that_is_being_put_back_is_not_stored_again() {

@@ -21,7 +21,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define PAGEONEFS_VERSION	8
+#define PAGEONEFS_VERSION	9
 #define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
 
 struct pageonefs_info {

@@ -66,8 +66,8 @@ impl Temporary {
         names.push((own, name.clone(), how));
         exchange(libc::SIG_DFL, handler());
         if let Err(error) = make() {
-            drop(names);
-            forget(key);
+            // Before a signal could remove what is another's.
+            forget(&mut names, key);
             return Err(error);
         }
         Ok(Self { directory, name, how: Some(how), key })
@@ -75,7 +75,7 @@ impl Temporary {
 
     /// Its name stays.
     pub(super) fn stay(mut self) {
-        forget(self.key);
+        forget(&mut names(), self.key);
         self.how = None;
     }
 
@@ -104,13 +104,12 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if let Some(how) = self.how {
             let _ = rustix::fs::unlinkat(&self.directory, &self.name, how);
-            forget(self.key);
+            forget(&mut names(), self.key);
         }
     }
 }
 
-fn forget(key: RawFd) {
-    let mut names = names();
+fn forget(names: &mut Vec<(OwnedFd, OsString, AtFlags)>, key: RawFd) {
     names.retain(|(own, _, _)| own.as_raw_fd() != key);
     if names.is_empty() {
         exchange(handler(), libc::SIG_DFL);

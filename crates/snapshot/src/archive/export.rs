@@ -48,7 +48,7 @@ pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Resu
     };
     let len = |image: &PathBuf| std::fs::metadata(image).map_or(0, |meta| meta.len());
     let bytes = (what.image.filled().count() * BLOCK) as u64 + chains.iter().flatten().map(len).sum::<u64>();
-    progress.begin("writing the archive", bytes);
+    progress.begin("writing the archive", Some(bytes));
     let mut out = Out { tar: Builder::new(progress.wrap_write(out)), sum: Xxh3::new() };
     let json = serde_json::to_vec_pretty(&about).map_err(io::Error::other)?;
     out.put("snapshot.json", json.len() as u64, &json[..])?;

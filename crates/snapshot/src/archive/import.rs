@@ -134,7 +134,7 @@ impl Received {
     pub fn store(self, store: &Store, progress: &Progress, commits: impl FnOnce()) -> Result<About, ArchiveError> {
         let mut writer = store.begin(&self.about.name)?;
         writer.set_pages((self.about.bytes() / BLOCK as u64) as usize);
-        progress.begin("storing", self.ram.len);
+        progress.begin("storing", Some(self.ram.len));
         self.ram(&mut writer, progress)?;
         let Self { mut about, scratch, stream, images, directory, .. } = self;
         about.description.imported = true;

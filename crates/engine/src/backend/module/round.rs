@@ -204,9 +204,7 @@ impl Files {
         }
         shared.headroom.below.set((pages + lent).saturating_sub(self.frames()) + recycled, unmerged);
     }
-}
 
-impl Files {
     /// A part of the walk for the owners of these files. Of several processes the lowest number
     /// counts.
     fn find_owners(self: &Arc<Self>, shared: &Arc<Shared>, missing: BTreeSet<Key>, mounts: &[(PathBuf, u64)]) {

@@ -35,7 +35,9 @@ impl Walk {
         mut look: impl FnMut(&Turn) -> Looked,
         stopping: impl Fn() -> bool,
     ) {
-        if missing.is_empty() {
+        // Once begun it goes on: a file's owner may be found before the guest that uses the file,
+        // too.
+        if missing.is_empty() && self.users.is_empty() {
             *self = Self::default();
             return;
         }
@@ -43,11 +45,11 @@ impl Walk {
             (self.pause, self.rest) = (1, 0);
         }
         self.missing = missing;
-        if self.rest == 0 {
+        if self.rest == 0 && !self.missing.is_empty() {
             self.begin(processes());
             (self.pause, self.rest) = ((2 * self.pause).min(LONG_PAUSE), self.pause);
         }
-        self.rest -= 1;
+        self.rest = self.rest.saturating_sub(1);
         let mut left = ROUND;
         while left > 0
             && !stopping()
@@ -142,6 +144,17 @@ mod tests {
         host.processes.push((9, 8000, 40));
         host.round(&[1, 2], usize::MAX);
         assert_eq!((host.looked[&7000], host.looked[&8000]), (20, 40));
+    }
+
+    #[test]
+    fn a_walk_in_which_the_last_owner_was_found_goes_on_to_its_end() {
+        let mut host = Host::new(&[(7, 1, 2 * ROUND), (7, 2, 3)]);
+        let mut looked = host.round(&[1], usize::MAX);
+        for _ in 0..3 {
+            looked += host.round(&[], usize::MAX);
+        }
+        assert_eq!((looked, host.asked), (2 * ROUND + 3, 1));
+        assert_eq!((host.round(&[], usize::MAX), host.asked), (0, 1));
     }
 
     #[test]

@@ -84,13 +84,13 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
 /// Stores a snapshot that an archive has.
 pub(super) fn import(args: &ImportArgs) -> Result<()> {
     let progress = args.quiet.progress();
-    let (from, bytes): (Box<dyn Read>, u64) = match &args.file {
+    let (from, bytes): (Box<dyn Read>, Option<u64>) = match &args.file {
         Some(path) => {
             let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-            let bytes = file.metadata().map_or(0, |meta| meta.len());
+            let bytes = file.metadata().ok().filter(|meta| meta.is_file()).map(|meta| meta.len());
             (Box::new(file), bytes)
         }
-        None => (Box::new(io::stdin().lock()), 0),
+        None => (Box::new(io::stdin().lock()), None),
     };
     progress.begin("reading the archive", bytes);
     // While the archive comes the pool is free for others.

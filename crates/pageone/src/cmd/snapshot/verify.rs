@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let Leased { record, lease, pool, .. } = leased;
     let image = Image::of_lease(&lease)?;
     let progress = args.quiet.progress();
-    progress.begin("reading the memory", image.pages() * BLOCK as u64);
+    progress.begin("reading the memory", Some(image.pages() * BLOCK as u64));
     let mut bytes = AlignedBuf::zeroed(AT_ONCE as usize * BLOCK);
     for first in (0..image.pages()).step_by(AT_ONCE as usize) {
         image.read(first, &mut bytes)?;

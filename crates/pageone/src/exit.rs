@@ -72,24 +72,13 @@ fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<Code> {
     }
 }
 
-/// The longest line of help, in characters.
-const WIDTH: usize = 120;
-
 /// The paragraph on exit codes below `pageone --help`.
 pub(crate) fn help() -> String {
-    let mut lines = vec![String::from("Exit codes:")];
-    for code in Code::ALL {
-        let part = format!(" {} {} ·", code as u8, code.meaning());
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + part.chars().count() <= WIDTH => line.push_str(&part),
-            _ => lines.push(part.trim_start().into()),
-        }
-    }
-    let codes = lines.join("\n");
+    let codes = Code::ALL.map(|code| format!("{} {}", code as u8, code.meaning()));
     format!(
-        "{}.\n`run` has the exit code of the started program. `doctor` has 1 if something is in the way of \
+        "Exit codes: {}.\n`run` has the exit code of the started program. `doctor` has 1 if something is in the way of \
          merging.",
-        codes.trim_end_matches(" ·")
+        codes.join(" · ")
     )
 }
 

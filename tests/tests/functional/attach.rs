@@ -152,11 +152,31 @@ fn what_cannot_be_attached_is_refused_with_the_reason_and_runs_on() {
     assert!(refused(&daemon, 2).contains("thread of the kernel"));
     let mut early = daemon.scenario(&["events", "1024", "4"]);
     early.expect("ready");
-    assert!(refused(&daemon, early.pid()).contains("it has had the agent since its start"));
+    // Another daemon may be meant, so the program is asked.
+    let socket = daemon.dir.path().join("agent.sock");
+    let pid = early.pid().to_string();
+    let asked = daemon.pageone(&["attach", "--socket", socket.to_str().unwrap(), &pid]).output().unwrap();
+    assert!(text(&asked).contains("it has had the agent since its start"), "{}", text(&asked));
     early.go();
     let elsewhere =
         daemon.pageone(&["attach", "--socket", "/no/such/socket", &early.pid().to_string()]).output().unwrap();
     assert!(text(&elsewhere).contains("does not see /no/such/socket"), "{}", text(&elsewhere));
+}
+
+#[test]
+fn a_client_is_one_already_whatever_its_threads_do() {
+    let daemon = Daemon::start();
+    // It waits in read(2).
+    let mut client = daemon.scenario(&["hold", "1024", "4"]);
+    client.expect("ready");
+    let pid = client.pid().to_string();
+    eventually("it is a client", Duration::from_secs(10), || {
+        daemon.client(client.pid()).filter(|client| client["state"] == "merging")
+    });
+    // Were it waited for, that would take an hour.
+    let out = daemon.pageone(&["attach", "--timeout", "3600", &pid]).output().unwrap();
+    assert!(out.status.success() && text(&out).contains("is a client already"), "{}", text(&out));
+    client.go();
 }
 
 /// The loader's own words come by single steps.

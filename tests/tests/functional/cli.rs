@@ -131,6 +131,64 @@ fn doctor_shows_commands_and_runs_none_unasked() {
     assert_eq!(out.status.code(), Some(2), "{}", error(&out));
 }
 
+/// As execvp(3) finds programs, and with the exit codes of a shell.
+#[test]
+fn a_program_that_cannot_be_started_starts_nothing_else() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let (dir, path) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let place = |name: &str| path.path().join(name);
+    for name in ["first", "second"] {
+        std::fs::create_dir(place(name)).unwrap();
+    }
+    std::fs::write(place("first/denied"), "").unwrap();
+    std::fs::write(place("first/echo"), "").unwrap();
+    symlink("/bin/echo", place("second/echo")).unwrap();
+    std::fs::set_permissions(place("first/echo"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    let own = dir.path().join("run");
+    let run = |name: &str| {
+        let mut command = Command::new(program("pageone"));
+        command.arg("--dir").arg(&own).args(["run", "--", name]).env("PATH", place("first")).output().unwrap()
+    };
+    for (name, code, why) in [
+        ("/nonexistent", 127, "it is not there, nor in PATH: give its path"),
+        ("nonexistent", 127, "it is not there, nor in PATH: give its path"),
+        ("", 127, "it is not there, nor in PATH: give its path"),
+        ("denied", 126, "Permission denied (os error 13)"),
+        ("/etc", 126, "permission denied"),
+        ("/etc/passwd", 126, "Permission denied (os error 13)"),
+    ] {
+        let out = run(name);
+        assert_eq!(out.status.code(), Some(code), "{name}: {}", error(&out));
+        assert_eq!(error(&out), format!("pageone: cannot run {name}: {why}\n"));
+        assert!(!own.exists(), "{name}: a daemon was started");
+    }
+    // The first of this name is passed by.
+    let daemon = Daemon::start();
+    let path = std::env::join_paths([place("first"), place("second")]).unwrap();
+    let out = daemon.run(&[]).args(["echo", "hello"]).env("PATH", path).output().unwrap();
+    assert_eq!((out.stdout.as_slice(), out.status.code()), (&b"hello\n"[..], Some(0)), "{}", error(&out));
+}
+
+#[test]
+fn what_the_environment_says_is_not_shown_as_if_it_were_typed() {
+    let usage = |variables: &[(&str, &str)], words: &[&str]| {
+        let out = Command::new(program("pageone")).args(words).envs(variables.iter().copied()).output().unwrap();
+        (out.status.code(), error(&out))
+    };
+    let set = [("PAGEONE_DIR", "/nonexistent"), ("PAGEONE_POOLS", "/nonexistent")];
+    for words in [&["attach"][..], &["checkpoint"], &["pool", "show"], &["snapshot", "rm"], &["status", "--no"]] {
+        assert_eq!(usage(&[], words), usage(&set, words), "{words:?}");
+        assert_eq!(usage(&[], words).0, Some(2));
+    }
+    // It is heard all the same, and what is typed comes first.
+    assert!(usage(&set, &["status"]).1.contains("/nonexistent"));
+    assert!(usage(&set, &["--dir", "/neither", "status"]).1.contains("/neither"));
+    assert_eq!(usage(&[("PAGEONE_DIR", "")], &["status"]), usage(&[], &["status"]));
+    let help = Command::new(program("pageone")).args(["pool", "show", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.contains("PAGEONE_DIR") && help.contains("PAGEONE_POOLS"), "{help}");
+}
+
 #[test]
 fn run_starts_a_daemon_where_there_is_none() {
     let dir = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use attach::{AttachError, Attached, Request};
 use control::client::Error::NoDaemon;
-use control::{ClientState, ClientStatus};
+use control::{ClientState, Status};
 use kmem::peer::may_be_asked;
 use snapshot::still::Still;
 
@@ -48,10 +48,14 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     };
     let target = guests::find(Path::new("/"), &args.target)?;
     let (pid, timeout) = (target.pid()?, Duration::from_secs(args.timeout));
+    // Not asked of the process, which may never come to where it can be.
+    if args.socket.is_none() && has(&control::client::status(&candidates)?, pid) {
+        return Ok(output::line!("process {pid} is a client already")?);
+    }
     let guard = &paths::guard(dir.as_deref())?;
     let request = Request { pid, library: &library, socket: &socket, timeout, guard, stands: false };
     match attach(&request)? {
-        Attached::Now(_) if args.socket.is_none() && !is_client(&candidates, pid, timeout)? => output::line!(
+        Attached::Now(_) if args.socket.is_none() && !becomes_client(&candidates, pid, timeout)? => output::line!(
             "process {pid} has the agent, which connects when all threads have been seen at work, and a clone's memory is \
              loaded: see `pageone status`"
         )?,
@@ -73,15 +77,18 @@ fn attach(request: &Request<'_>) -> Result<Attached> {
     attached.and_then(|attached| Ok(gone_on.map(|()| attached)?))
 }
 
+/// Whether the daemon has it as a client. After a detach it may still show the client that it was.
+fn has(status: &Status, pid: i32) -> bool {
+    status.clients().any(|client| client.pid == pid && client.state == ClientState::Merging)
+}
+
 /// Waits until the daemon has it as a client. Its agent connects when no thread can be in a call
 /// that passed it by.
-fn is_client(candidates: &[PathBuf], pid: i32, timeout: Duration) -> Result<bool> {
+fn becomes_client(candidates: &[PathBuf], pid: i32, timeout: Duration) -> Result<bool> {
     let end = Instant::now() + timeout;
     loop {
-        // After a detach the daemon may still show the client that it was.
-        let is_client = |client: &ClientStatus| client.pid == pid && client.state == ClientState::Merging;
         let status = control::client::status(candidates)?;
-        if status.clients().any(is_client) {
+        if has(&status, pid) {
             return Ok(true);
         }
         if let Some(refused) = status.refused.iter().find(|refused| refused.pid == pid) {

@@ -36,22 +36,21 @@ use ::guests::Found;
 use anyhow::{Result, ensure};
 
 use self::report::Report;
+use crate::cmd::Json;
 use crate::{Code, Coded, paths};
 
 /// Options of `pageone doctor`.
 #[derive(clap::Args)]
 #[command(after_help = "Exit code: 0 nothing is in the way of merging; 1 something is, on the host or in a guest.")]
 pub(crate) struct Args {
-    /// One JSON object: `host` and `guests`, each with checks: check, verdict (`ok`, `note`,
-    /// `blocks`), found, remedy, fix
-    #[arg(long, conflicts_with_all = ["fix", "apply"])]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
     /// Show only the commands that mend what was found
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     fix: bool,
     /// Run those commands that harm nobody, say which, and look again. No guest and no service
     /// that runs is restarted, and no file of another package is changed
-    #[arg(long, conflicts_with = "fix")]
+    #[arg(long, conflicts_with_all = ["fix", "json"])]
     apply: bool,
     /// Look at these processes only [default: every guest on this host]
     #[arg(value_name = "PID|NAME|UUID")]
@@ -78,15 +77,11 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut report = examine(root, &directories, &pids);
     if args.fix {
         output::put!("{}", fix::script(&report))?;
-    } else if args.apply {
-        if fix::apply(&report)? > 0 {
+    } else {
+        if args.apply && fix::apply(&report)? > 0 {
             report = examine(root, &directories, &pids);
         }
-        output::put!("{report}")?;
-    } else if args.json {
-        output::line!("{}", serde_json::to_string_pretty(&report)?)?;
-    } else {
-        output::put!("{report}")?;
+        args.json.print(&report, || report.to_string())?;
     }
     match report.in_the_way() {
         Some(what) => Err(Coded(Code::Failed, what).into()),

@@ -5,6 +5,7 @@ mod text;
 use anyhow::Result;
 use estimate::{LeftOut, Options};
 
+use crate::cmd::Json;
 use crate::{Code, Coded};
 
 /// Options of `pageone estimate`.
@@ -17,9 +18,8 @@ pub(crate) struct Args {
     /// All QEMU guests of this host: their guest memory
     #[arg(long)]
     qemu: bool,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
     /// Size of the objects that are compared: a power of two from 512 to 16777216
     #[arg(long, value_name = "BYTES", default_value_t = kmem::PAGE_SIZE, value_parser = chunk_size)]
     chunk: usize,
@@ -51,11 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let report = estimate::estimate(&options, &output::Progress::new(output::Shown::OnTerminal))?;
     let none = report.targets.is_empty();
-    if args.json {
-        output::line!("{}", serde_json::to_string_pretty(&report)?)?;
-    } else if !none {
-        output::put!("{}", text::text(&report))?;
-    }
+    args.json.print(&report, || if none { String::new() } else { text::text(&report) })?;
     let left_out = report.left_out.len();
     for LeftOut { target, reason } in report.left_out {
         output::note!("left out: {target}: {reason}");

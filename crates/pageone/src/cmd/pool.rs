@@ -15,6 +15,7 @@ use serde_json::json;
 
 pub(crate) use self::kept::date;
 use crate::cmd::Json;
+use crate::paths;
 
 /// How long a program that has the pool open may take to serve readers, or to end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -26,9 +27,9 @@ const RETRY: Duration = Duration::from_millis(20);
 /// The directory of the pools' names.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Names {
-    /// Directory of the pools' names [default: /var/lib/pageone/pools for root, else
-    /// ~/.local/state/pageone/pools]
-    #[arg(long, env = "PAGEONE_POOLS", value_name = "DIR")]
+    /// Directory of the pools' names [environment: PAGEONE_POOLS] [default: /var/lib/pageone/pools
+    /// for root, else ~/.local/state/pageone/pools]
+    #[arg(long, value_name = "DIR")]
     pools: Option<PathBuf>,
 }
 
@@ -41,7 +42,7 @@ impl Names {
             }
             _ => "/var/lib/pageone/pools".into(),
         };
-        self.pools.clone().unwrap_or_else(own)
+        paths::named(self.pools.as_deref(), "PAGEONE_POOLS").unwrap_or_else(own)
     }
 
     /// The registry.

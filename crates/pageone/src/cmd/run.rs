@@ -8,7 +8,7 @@ pub(crate) mod ppr;
 mod qemu;
 mod snapshots;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -83,8 +83,11 @@ fn policies() -> impl TypedValueParser<Value = HugePages> {
     PossibleValuesParser::new(HugePages::names()).try_map(|name| name.parse::<HugePages>())
 }
 
-/// Replaces this process by the program.
+/// Replaces this process by the program. Nothing is started for one that cannot be.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+    if let Err(error) = paths::check_program(&args.program[0]) {
+        end(&args.program[0], &error);
+    }
     let mut command = Command::new(&args.program[0]);
     let for_snapshots = dir.clone();
     let domain = args.domain.as_deref();
@@ -140,9 +143,17 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     let error = command.exec();
     drop((inherited, ram));
-    output::note!("cannot run {program}: {error}");
-    // As a shell does.
-    std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+    end(&args.program[0], &error)
+}
+
+/// Says why the program does not run, and ends as a shell does.
+fn end(program: &OsStr, error: &std::io::Error) -> ! {
+    let (code, why) = match error.kind() {
+        std::io::ErrorKind::NotFound => (127, "it is not there, nor in PATH: give its path".into()),
+        _ => (126, error.to_string()),
+    };
+    output::note!("cannot run {}: {why}", program.to_string_lossy());
+    std::process::exit(code)
 }
 
 /// Checks that this kernel lets this account merge.

@@ -72,9 +72,6 @@ fn options(out: &mut String, command: &Command) {
         if !values.is_empty() && takes_value(arg) {
             notes.push(format!("one of {}", values.join(", ")));
         }
-        if let Some(variable) = arg.get_env() {
-            notes.push(format!("environment: `{}`", variable.to_string_lossy()));
-        }
         let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
         let _ = writeln!(out, "{}", wrap(&format!("`{}`: {help}{notes}", name(arg)), "- ", "  "));
     }

@@ -76,7 +76,7 @@ fn a_program_that_runs_is_attached_merges_and_is_detached_again_and_again() {
         client.expect("ok");
         if round == 0 {
             let (done, said) = attach(&daemon, pid);
-            assert!(done && said.contains("attached already"), "{said}");
+            assert!(done && said.contains("is a client already"), "{said}");
         }
         detach(&daemon, pid);
         client.go();

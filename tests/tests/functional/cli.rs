@@ -184,7 +184,7 @@ fn what_the_environment_says_is_not_shown_as_if_it_were_typed() {
     assert!(usage(&set, &["status"]).1.contains("/nonexistent"));
     assert!(usage(&set, &["--dir", "/neither", "status"]).1.contains("/neither"));
     assert_eq!(usage(&[("PAGEONE_DIR", "")], &["status"]), usage(&[], &["status"]));
-    let help = Command::new(program("pageone")).args(["pool", "show", "--help"]).output().unwrap();
+    let help = Command::new(program("pageone")).args(["pool", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     assert!(help.contains("PAGEONE_DIR") && help.contains("PAGEONE_POOLS"), "{help}");
 }

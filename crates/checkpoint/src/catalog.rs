@@ -54,7 +54,7 @@ pub use error::{
 pub use image::{Image, LeaseError};
 use index::{Index, Limits, Run};
 use list::{Entry, List, Needs, encode};
-pub use repack::Repacked;
+pub use repack::{Repacked, Repacking};
 pub use store::{Store, ensure_name};
 pub use usage::{Held, Usage};
 pub use view::View;

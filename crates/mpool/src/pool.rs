@@ -12,10 +12,13 @@ pub(crate) mod check;
 pub(crate) mod lease;
 pub(crate) mod registry;
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
 use crate::disk::file_system::Disk;
 use crate::disk::key::{self, Keys, UserKey};
@@ -23,7 +26,7 @@ use crate::disk::log::Reserve;
 use crate::disk::medium::{Access, Medium, Room, Storage};
 use crate::disk::record::Record;
 use crate::disk::sealed::over;
-use crate::disk::superblock::{ENCRYPTED_VERSION, FORMAT_VERSION, Opening, State, Superblock};
+use crate::disk::superblock::{self, ENCRYPTED_VERSION, FORMAT_VERSION, Opening, State, Superblock};
 use crate::error::{During, PoolError};
 use crate::finding::Finding;
 use crate::objects::class::ClassUsage;
@@ -217,6 +220,21 @@ impl Pool {
         &self.inner.findings
     }
 
+    /// Whether a program waits for this pool, which is open, and says so ([`Pool::await_turn`]).
+    pub fn is_awaited(&self) -> bool {
+        let locked = turn(&self.inner.path, FlockOperation::NonBlockingLockExclusive);
+        locked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Says as long as the file is open that this process waits until others have closed the pool
+    /// in this directory.
+    ///
+    /// # Errors
+    /// If its superblock cannot be opened.
+    pub fn await_turn(path: &Path) -> io::Result<File> {
+        turn(path, FlockOperation::NonBlockingLockShared)
+    }
+
     /// Its contents.
     ///
     /// # Errors
@@ -252,6 +270,14 @@ impl Pool {
         let journal = self.inner.journal();
         Ok(Usage { classes, mlogs, mdcs, metadata_bytes: journal.pair.content(), metadata_used: journal.pair.used()? })
     }
+}
+
+/// Locks what programs lock that wait for a pool, which locks its directory itself.
+fn turn(path: &Path, how: FlockOperation) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW;
+    let file = claims::open_at(rustix::fs::CWD, &path.join(superblock::NAMES[0]), flags, Mode::empty())?;
+    flock(&file, how)?;
+    Ok(file)
 }
 
 /// The superblock of a pool that no other one knows, unless it has keys.

@@ -14,10 +14,14 @@
 //! others, which are *cold*, move into compressed data mblocks ([`compressed`](super::compressed)).
 //! What is compressed stays so.
 //!
+//! It can be done in turns ([`Repacking`]), between which others use the pool: each ends when what
+//! it has moved is recorded.
+//!
 //! An interruption leaves checkpoints with the old map and others with the new one. Both are whole,
 //! because the data mblocks of both are kept as long as a record names them.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
 
 use mpool::{AlignedBuf, BLOCK, MblockWriter, ObjectError};
 
@@ -72,6 +76,82 @@ impl View {
     }
 }
 
+/// A repacking in turns. Between them the pool may be closed, and others change what they like:
+/// each turn begins with what is there then.
+#[derive(Default)]
+pub struct Repacking {
+    compress: Option<usize>,
+    /// Data mblocks of which nothing is expected any more.
+    tried: HashSet<u64>,
+    /// Those with this identity, and above it, came later.
+    end: Option<u64>,
+    /// What was done so far.
+    pub done: Repacked,
+}
+
+/// Called behind each data mblock, with the bytes that were moved since the last call, and those
+/// that are left. Breaking off ends the turn.
+pub type Each<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
+
+impl Repacking {
+    /// As [`Catalog::repack`] does.
+    pub fn new(compress: Option<usize>) -> Self {
+        Self { compress, ..Self::default() }
+    }
+
+    /// A turn: moves what there is to move, until `each` breaks off. Gives whether something may be
+    /// left.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::repack`].
+    pub fn turn(&mut self, catalog: &mut Catalog, each: &mut Each<'_>) -> Result<bool, RepackError> {
+        catalog.ensure_whole()?;
+        catalog.sweep()?;
+        let mut index = match catalog.index.take() {
+            Some(index) => index,
+            None => catalog.open_index()?,
+        };
+        let view = catalog.view.clone();
+        let (live, unreadable) = view.live();
+        let newest = |count| &view.checkpoints[view.checkpoints.len().saturating_sub(count)..];
+        let hot = self.compress.map(|count| view.named_by(newest(count)).0);
+        let left = |id: u64, data: &Data| match &hot {
+            Some(hot) if !data.compressed => hot.count(id),
+            _ => live.count(id),
+        };
+        let moves = |id: u64, data: &Data| is_sparse(data.pages, left(id, data)) || view.is_staged_early(id);
+        let end = *self.end.get_or_insert_with(|| view.data.last_key_value().map_or(0, |(id, _)| id + 1));
+        let new = view.data.range(..end).filter(|(id, _)| !self.tried.contains(id));
+        let moving = new.filter(|(id, data)| moves(**id, data));
+        // What a map names that cannot be read is not known to be gone.
+        let (keep, go): (Vec<u64>, Vec<u64>) =
+            moving.map(|(id, _)| *id).partition(|id| unreadable.iter().any(|c| c.needs.data.contains(*id)));
+        self.done.left += keep.len() as u64;
+        self.tried.extend(keep);
+        let bytes = |ids: &[u64]| ids.iter().map(|id| u64::from(live.count(*id)) * BLOCK as u64).sum::<u64>();
+        let mut rest = &go[..];
+        let mut ends = ControlFlow::Continue(());
+        while !rest.is_empty() && ends.is_continue() {
+            let (mut sum, mut count) = (0, 0);
+            let mut next = || {
+                let id = rest[count];
+                sum += u64::from(live.count(id));
+                count += 1;
+                ends = each(bytes(&[id]), bytes(&rest[count..]));
+                count < rest.len() && sum < AT_ONCE && ends.is_continue()
+            };
+            catalog.repack_some(rest, &mut next, (&live, hot.as_ref()), &mut index, &mut self.done)?;
+            let (now, later) = rest.split_at(count);
+            self.tried.extend(now);
+            rest = later;
+        }
+        // What the index lacks, if this fails, the next checkpoint adds. It is not used again: the
+        // hashes that it has in memory are of mblocks that are gone.
+        let _ = catalog.write_index(&mut index, None);
+        Ok(!rest.is_empty())
+    }
+}
+
 impl Catalog {
     /// Moves what is left of data mblocks of which at least half of the pages are gone, or that lie
     /// in the staging class and are not the newest checkpoint's alone, and removes these. With
@@ -82,52 +162,21 @@ impl Catalog {
     /// If the catalogue is damaged, or the pool is full or cannot be written. What was moved until
     /// then stays moved.
     pub fn repack(&mut self, compress: Option<usize>) -> Result<Repacked, RepackError> {
-        self.ensure_whole()?;
-        self.sweep()?;
-        let mut index = match self.index.take() {
-            Some(index) => index,
-            None => self.open_index()?,
-        };
-        let view = self.view.clone();
-        let (live, unreadable) = view.live();
-        let newest = |count| &view.checkpoints[view.checkpoints.len().saturating_sub(count)..];
-        let hot = compress.map(|count| view.named_by(newest(count)).0);
-        let mut all = Repacked::default();
-        let left = |id: u64, data: &Data| match &hot {
-            Some(hot) if !data.compressed => hot.count(id),
-            _ => live.count(id),
-        };
-        let moves = |id: u64, data: &Data| is_sparse(data.pages, left(id, data)) || view.is_staged_early(id);
-        let moving = view.data.iter().filter(|(id, data)| moves(**id, data));
-        // What a map names that cannot be read is not known to be gone.
-        let (keep, go): (Vec<u64>, Vec<u64>) =
-            moving.map(|(id, _)| *id).partition(|id| unreadable.iter().any(|c| c.needs.data.contains(*id)));
-        all.left = keep.len() as u64;
-        let mut rest = &go[..];
-        while !rest.is_empty() {
-            let mut sum = 0;
-            let fits = |id: &&u64| {
-                sum += u64::from(live.count(**id));
-                sum <= AT_ONCE
-            };
-            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-            self.repack_some(now, (&live, hot.as_ref()), &mut index, &mut all)?;
-            rest = later;
-        }
-        // What the index lacks, if this fails, the next checkpoint adds. It is not used again: the
-        // hashes that it has in memory are of mblocks that are gone.
-        let _ = self.write_index(&mut index, None);
-        Ok(all)
+        let mut all = Repacking::new(compress);
+        all.turn(self, &mut |_, _| ControlFlow::Continue(()))?;
+        Ok(all.done)
     }
 
+    /// Moves the first of these data mblocks, as many as `goes_on` says behind each.
     fn repack_some(
         &mut self,
         ids: &[u64],
+        goes_on: &mut dyn FnMut() -> bool,
         marked: (&Marked, Option<&Marked>),
         index: &mut Index,
         all: &mut Repacked,
     ) -> Result<(), RepackError> {
-        let (mut moved, mut new) = self.move_pages(ids, marked, index, all)?;
+        let (mut moved, mut new) = self.move_pages(ids, goes_on, marked, index, all)?;
         for checkpoint in self.view.checkpoints.clone() {
             if moved.from.iter().any(|id| checkpoint.needs.data.contains(*id)) {
                 self.replace_map(&checkpoint, &mut moved, std::mem::take(&mut new))?;
@@ -148,6 +197,7 @@ impl Catalog {
     fn move_pages(
         &mut self,
         ids: &[u64],
+        goes_on: &mut dyn FnMut() -> bool,
         (live, hot): (&Marked, Option<&Marked>),
         index: &mut Index,
         all: &mut Repacked,
@@ -160,7 +210,10 @@ impl Catalog {
             let was_compressed = self.view.data.get(&id).is_some_and(|data| data.compressed);
             let Some((hashes, runs)) = self.read_live(id, live)? else {
                 all.left += 1;
-                continue;
+                if goes_on() {
+                    continue;
+                }
+                break;
             };
             for (first, run) in runs {
                 for (page, bytes) in (first..).zip(run.chunks_exact(BLOCK)) {
@@ -182,6 +235,9 @@ impl Catalog {
                 }
             }
             moved.from.insert(id);
+            if !goes_on() {
+                break;
+            }
         }
         if let Some(last) = pages.take_open() {
             filled.push(self.store_moved(last, &mut pages, index)?);

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use mpool::BLOCK;
+use output::Progress;
 
 use super::index::Index;
 use super::index::Known;
@@ -42,6 +43,7 @@ pub struct Writer<'a> {
     new_pages: u64,
     /// What is kept beside it.
     beside: Option<Vec<u8>>,
+    shown: Option<&'a Progress>,
     stored: bool,
 }
 
@@ -86,8 +88,17 @@ impl Store {
             used: BTreeSet::new(),
             new_pages: 0,
             beside: None,
+            shown: None,
             stored: false,
         })
+    }
+}
+
+impl<'a> Writer<'a> {
+    /// Shows the bytes that are given to it.
+    pub fn showing(mut self, progress: &'a Progress) -> Self {
+        self.shown = Some(progress);
+        self
     }
 }
 
@@ -124,6 +135,7 @@ impl Writer<'_> {
     /// # Errors
     /// If the pool is full or cannot be written.
     pub fn put(&mut self, pages: &[u64], bytes: &[u8], hashes: &[Option<u128>]) -> Result<(), StoreError> {
+        self.shown.iter().for_each(|progress| progress.inc(bytes.len() as u64));
         let mut state = self.store.state.lock();
         let found = state.find_many(hashes)?;
         for (((&page, bytes), &hash), found) in pages.iter().zip(bytes.chunks_exact(BLOCK)).zip(hashes).zip(found) {

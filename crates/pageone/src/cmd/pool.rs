@@ -14,7 +14,7 @@ use mpool::{Access, Depth, KeyPlace, MediaClass, OpenOptions, Pool, PoolError, R
 use serde_json::json;
 
 pub(crate) use self::kept::date;
-use crate::cmd::Json;
+use crate::cmd::{Json, Quiet};
 use crate::paths;
 
 /// How long a program that has the pool open may take to serve readers, or to end.
@@ -63,12 +63,13 @@ impl Names {
     /// Opens a pool. Waits for programs that store checkpoints in it, as long as they
     /// do, and a moment for others.
     pub(crate) fn open_soon(&self, name: &str, access: Access) -> Result<Pool> {
-        let (start, mut until, mut said) = (Instant::now(), Instant::now() + MOMENT, false);
+        let (start, mut until, mut said, mut waits) = (Instant::now(), Instant::now() + MOMENT, false, None);
         loop {
             let busy = match self.try_open(name, access) {
                 Err(e) if is_busy(&e) => e,
                 opened => return opened,
             };
+            waits = waits.or_else(|| self.wait(name));
             if start.elapsed() > PATIENCE && !said {
                 output::note!("pool {name} is in use: waiting until the program that has it open ends");
                 said = true;
@@ -85,6 +86,22 @@ impl Names {
         }
     }
 
+    /// Tells who has the pool open, as long as the file is open, that this program waits.
+    fn wait(&self, name: &str) -> Option<std::fs::File> {
+        Pool::await_turn(&self.registry().find(name).ok()?).ok()
+    }
+
+    /// Opens a pool for writing that was closed for others, when each has looked, and had it.
+    fn open_again(&self, name: &str) -> Result<Pool> {
+        loop {
+            std::thread::sleep(RETRY * 3);
+            match self.open_soon(name, Access::Exclusive) {
+                Err(e) if is_busy(&e) => {}
+                opened => return opened,
+            }
+        }
+    }
+
     /// Reads a pool by its name or path: with `own`, or, while another program stores a checkpoint
     /// in it, with `served`, which gives `None` if nobody serves.
     pub(crate) fn read<T>(
@@ -93,13 +110,14 @@ impl Names {
         own: impl FnOnce(Pool) -> Result<T>,
         served: impl Fn(&Path) -> Result<Option<T>, ServeError>,
     ) -> Result<T> {
-        let start = Instant::now();
+        let (start, mut waits) = (Instant::now(), None);
         loop {
             let busy = match self.try_open(name, Access::Shared) {
                 Ok(pool) => return own(pool),
                 Err(e) if is_busy(&e) => e,
                 Err(e) => return Err(e),
             };
+            waits = waits.or_else(|| self.wait(name));
             match served(&self.registry().find(name)?) {
                 Ok(Some(read)) => return Ok(read),
                 // The other program begins or ends just now.
@@ -305,6 +323,10 @@ enum Command {
         /// PageONE refuses such a pool
         #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
         compress: Option<usize>,
+        #[command(flatten)]
+        quiet: Quiet,
+        #[command(flatten)]
+        json: Json,
     },
 }
 
@@ -364,7 +386,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Ls { name, json } => kept::ls(names, name, *json)?,
         Command::Du { name, json } => kept::du(&names.open_soon(name, Access::Shared)?, *json)?,
         Command::Rm { name, checkpoint } => kept::remove(&names.open_soon(name, Access::Exclusive)?, checkpoint)?,
-        Command::Repack { name, compress } => kept::repack(&names.open_soon(name, Access::Exclusive)?, *compress)?,
+        Command::Repack { name, compress, quiet, json } => kept::repack((names, name), *compress, *quiet, *json)?,
     }
     Ok(())
 }
@@ -457,23 +479,4 @@ fn check(pool: &Pool, data: bool) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_process_that_has_a_pool_open_is_known() {
-        let locks = "1: POSIX  ADVISORY  WRITE 7 fe:00:12 0 EOF\n2: FLOCK  ADVISORY  WRITE 8 fe:00:123 0 EOF\n\
-                     2: -> FLOCK  ADVISORY  WRITE 9 fe:00:12 0 EOF\n3: FLOCK  ADVISORY  READ 10 fe:00:12 0 EOF\n4: x";
-        assert_eq!(holder(locks, rustix::fs::makedev(0xfe, 0), 12), Some(10));
-        assert_eq!(holder(locks, rustix::fs::makedev(0xfe, 1), 12), None);
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pool");
-        let pool = Pool::create(&path, "store").unwrap();
-        let names = Names { pools: Some(dir.path().join("names")) };
-        let said = names.open(path.to_str().unwrap(), Access::Shared).map(drop).unwrap_err();
-        assert!(is_busy(&said), "{said}");
-        assert!(said.to_string().contains(&format!("is used by process {} (", std::process::id())), "{said}");
-        drop(pool);
-        assert!(names.open(path.to_str().unwrap(), Access::Shared).is_ok());
-    }
-}
+mod tests;

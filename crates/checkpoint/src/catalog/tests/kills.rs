@@ -1,6 +1,7 @@
 //! A program that is killed before each of its changes.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -113,9 +114,14 @@ impl Model {
 }
 
 fn repack(catalog: &mut Catalog, compress: Option<usize>) -> Result<Repacked, StoreError> {
-    match catalog.repack(compress) {
-        Err(RepackError::Store(e)) => Err(e),
-        done => Ok(done.unwrap()),
+    let mut all = Repacking::new(compress);
+    loop {
+        match all.turn(catalog, &mut |_, _| ControlFlow::Break(())) {
+            Ok(true) => {}
+            Ok(false) => return Ok(all.done),
+            Err(RepackError::Store(e)) => return Err(e),
+            Err(e) => panic!("{e}"),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Checkpoints that share leaves of their maps, against the memory that they stand for.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 
 use super::scale::{counted, recorded};
@@ -100,7 +101,11 @@ fn whatever_changes_each_checkpoint_is_the_memory_of_its_time() {
                     catalog.remove(&name).unwrap();
                 }
                 3 => {
-                    catalog.repack([None, Some(0), Some(1), Some(2)][numbers.below(4)]).unwrap();
+                    let mut all = Repacking::new([None, Some(0), Some(1), Some(2)][numbers.below(4)]);
+                    while all.turn(&mut catalog, &mut |_, _| ControlFlow::Break(())).unwrap() {
+                        drop(catalog);
+                        catalog = Catalog::open(&pool).unwrap();
+                    }
                     last = catalog.find(&last.name).unwrap().clone();
                 }
                 4 => {

@@ -1,6 +1,7 @@
 //! Counts, the index from one checkpoint to the next, and repacking.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 
 use super::*;
@@ -175,6 +176,61 @@ fn repacking_moves_what_is_left_and_frees_the_rest() {
     check(&pool);
 }
 
+/// Each turn finds what others have made of the pool, moves on, and takes nothing of theirs.
+#[test]
+fn others_store_remove_and_repack_between_the_turns_of_a_repacking() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let mut kept = Vec::new();
+    for i in 0..6 {
+        let all: Vec<u64> = (1..=20).map(|page| 40 * i + page).collect();
+        store(&pool, &format!("all-{i}"), &all);
+        let few = vec![40 * i + 3, 0, 40 * i + 17];
+        store(&pool, &format!("few-{i}"), &few);
+        kept.push((format!("few-{i}"), few));
+    }
+    let mut catalog = Catalog::open(&pool).unwrap();
+    (0..6).for_each(|i| catalog.remove(&format!("all-{i}")).unwrap());
+    drop(catalog);
+    let mut all = Repacking::new(None);
+    let mut turn = || {
+        let mut seen = Vec::new();
+        let more = all.turn(&mut Catalog::open(&pool).unwrap(), &mut |moved, left| {
+            seen.push((moved / BLOCK as u64, left / BLOCK as u64));
+            ControlFlow::Break(())
+        });
+        (more.unwrap(), seen, all.done)
+    };
+    let is_whole = |kept: &[(String, Vec<u64>)]| {
+        kept.iter().for_each(|(name, seeds)| assert!(load(&pool, name) == pages_of(seeds), "{name}"));
+        let catalog = Catalog::open(&pool).unwrap();
+        assert_eq!(recorded(&catalog), counted(&catalog));
+    };
+    assert_eq!(turn(), (true, vec![(2, 10)], Repacked { mblocks: 1, moved: 2, freed: 18, ..Repacked::default() }));
+    is_whole(&kept);
+    // One that was to be moved is gone, one is another's base, and what is new has gaps.
+    Catalog::open(&pool).unwrap().remove("few-1").unwrap();
+    kept.remove(1);
+    let new = vec![3, 83, 241, 242, 243];
+    assert_eq!(store(&pool, "new", &new).new_pages, 3, "what was moved is found, and what will be");
+    kept.push(("new".into(), new));
+    assert_eq!(turn().1, [(2, 6)]);
+    is_whole(&kept);
+    store(&pool, "gaps", &[250, 251, 252]);
+    store(&pool, "of-gaps", &[250]);
+    Catalog::open(&pool).unwrap().remove("gaps").unwrap();
+    kept.push(("of-gaps".into(), vec![250]));
+    // Another repacking takes what is left.
+    assert_eq!(Catalog::open(&pool).unwrap().repack(None).unwrap().mblocks, 4);
+    let (more, seen, done) = turn();
+    assert_eq!((more, seen, done.mblocks, done.left), (false, vec![], 2, 0));
+    is_whole(&kept);
+    let mut catalog = Catalog::open(&pool).unwrap();
+    assert!(catalog.check(Wrong::Report).unwrap().is_empty());
+    kept.iter().for_each(|(name, _)| catalog.remove(name).unwrap());
+    assert!(pool.mblocks().is_empty());
+}
+
 #[test]
 fn what_cannot_be_read_is_not_repacked() {
     let dir = tempfile::tempdir().unwrap();
@@ -188,7 +244,10 @@ fn what_cannot_be_read_is_not_repacked() {
     // The map of one of them is gone: it may name any page of what it needs.
     pool.mblock_delete(&[three.root]).unwrap();
     assert_eq!(catalog.usage().unreadable, ["three"]);
-    assert_eq!(catalog.repack(None).unwrap(), Repacked { left: 2, ..Repacked::default() });
+    let mut all = Repacking::new(None);
+    assert!(!all.turn(&mut catalog, &mut |_, _| ControlFlow::Break(())).unwrap());
+    assert!(!all.turn(&mut catalog, &mut |_, _| ControlFlow::Break(())).unwrap());
+    assert_eq!(all.done, Repacked { left: 2, ..Repacked::default() }, "each is looked at once");
     assert!(load_from(&catalog, "two") == pages_of(&[7, 9]));
     catalog.remove("three").unwrap();
     // A page cannot be read.

@@ -1,14 +1,21 @@
 //! The checkpoints that a pool keeps.
 
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
-use checkpoint::{Catalog, Checkpoint, OpenError, Wrong};
+use checkpoint::{Catalog, Checkpoint, OpenError, Repacked, Repacking, Wrong};
 use control::units::size;
 use mpool::{Access, BLOCK, Pool};
+use output::Progress;
 use output::text::printable;
 use serde_json::json;
 
 use super::Names;
-use crate::cmd::Json;
+use crate::cmd::{Json, Quiet};
+
+/// How long `repack` has a pool at least for which others wait.
+const TURN: Duration = Duration::from_secs(1);
 
 /// Lists the checkpoints.
 pub(super) fn ls(names: &Names, pool: &str, json: Json) -> Result<()> {
@@ -92,14 +99,24 @@ pub(super) fn remove(pool: &Pool, name: &str) -> Result<()> {
     Ok(Catalog::open(pool)?.remove(name)?)
 }
 
-/// Repacks the data mblocks.
-pub(super) fn repack(pool: &Pool, compress: Option<usize>) -> Result<()> {
-    let done = Catalog::open(pool)?.repack(compress)?;
-    let bytes = |pages: u64| size(pages * BLOCK as u64);
-    output::line!("{} freed, {} moved, {} data mblocks removed", bytes(done.freed), bytes(done.moved), done.mblocks)?;
-    if compress.is_some() || done.compressed > 0 {
-        output::line!("{} compressed to {}", bytes(done.compressed), size(done.compressed_bytes))?;
-    }
+/// Repacks the data mblocks, and says what that did.
+pub(super) fn repack((names, name): (&Names, &str), compress: Option<usize>, quiet: Quiet, json: Json) -> Result<()> {
+    let progress = quiet.progress();
+    let done = in_turns((names, name), Repacking::new(compress), &progress, TURN)?;
+    drop(progress);
+    let bytes = |pages: u64| pages * BLOCK as u64;
+    let value = json!({
+        "freed_bytes": bytes(done.freed), "moved_bytes": bytes(done.moved), "mblocks": done.mblocks,
+        "compressed_bytes": bytes(done.compressed), "compressed_to_bytes": done.compressed_bytes, "left": done.left,
+    });
+    json.line(&value, || {
+        let (freed, moved) = (size(bytes(done.freed)), size(bytes(done.moved)));
+        let text = format!("{freed} freed, {moved} moved, {} data mblocks removed", done.mblocks);
+        if compress.is_none() && done.compressed == 0 {
+            return text;
+        }
+        format!("{text}\n{} compressed to {}", size(bytes(done.compressed)), size(done.compressed_bytes))
+    })?;
     if done.left > 0 {
         output::note!(
             "{} data mblocks stay as they are: they, or maps that name them, cannot be read; `pageone pool check` \
@@ -108,6 +125,36 @@ pub(super) fn repack(pool: &Pool, compress: Option<usize>) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Repacks. Closes the pool for those who wait for it, after `turn` and three times what it took to
+/// see what is to be moved, and goes on behind them.
+fn in_turns(
+    (names, name): (&Names, &str),
+    mut all: Repacking,
+    progress: &Progress,
+    turn: Duration,
+) -> Result<Repacked> {
+    progress.begin(&format!("repacking {name}"), Some(0));
+    let mut pool = names.open_soon(name, Access::Exclusive)?;
+    loop {
+        let (begin, mut until) = (Instant::now(), None);
+        let each = &mut |moved, left| {
+            progress.inc(moved);
+            progress.set_length(progress.position() + left);
+            let until = *until.get_or_insert_with(|| begin + begin.elapsed() * 4 + turn);
+            if Instant::now() >= until && pool.is_awaited() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        if !all.turn(&mut Catalog::open(&pool)?, each)? {
+            return Ok(all.done);
+        }
+        drop(pool);
+        pool = names.open_again(name)?;
+    }
 }
 
 /// Checks the records of checkpoints against their maps, in a pool of checkpoints; prints what is
@@ -137,3 +184,6 @@ pub(super) fn check(pool: &Pool, data: bool) -> Result<usize> {
     }
     Ok(findings.len())
 }
+
+#[cfg(test)]
+mod tests;

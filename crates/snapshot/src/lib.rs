@@ -37,6 +37,7 @@ mod stream;
 mod undo;
 
 pub use agent::{AgentError, NoAgent};
+pub use clone::trial::stored_image;
 pub use disks::{DiskError, file_name};
 pub use facts::Facts;
 pub use monitor::MonitorError;

@@ -23,7 +23,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 /// Bits of a mode: who may write.
-const WRITE: u32 = 0o222;
+pub(crate) const WRITE: u32 = 0o222;
 
 /// The names of the files of one disk, all in one directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -182,92 +182,4 @@ pub(crate) fn is_written_by(pid: i32, image: &Metadata) -> io::Result<bool> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A disk `live` with the bytes `base`, and a new image with the bytes `new` over it.
-    fn made() -> (tempfile::TempDir, Names) {
-        let dir = tempfile::tempdir().unwrap();
-        let live = dir.path().join("live");
-        fs::write(&live, "base").unwrap();
-        let names = Names::new(&live, dir.path().join("stored"), "1");
-        names.make().unwrap();
-        fs::write(&names.fresh, "new").unwrap();
-        (dir, names)
-    }
-
-    fn shows(names: &Names) -> [String; 3] {
-        [&names.live, &names.stored, &names.fresh].map(|name| fs::read_to_string(name).unwrap())
-    }
-
-    #[test]
-    fn the_live_name_is_the_live_images_and_each_step_can_be_taken_again() {
-        let (dir, names) = made();
-        let (settled, unsettled) = (["new", "base", "new"], ["base", "base", "new"]);
-        assert_eq!(shows(&names), unsettled);
-        for _ in 0..2 {
-            names.settle().unwrap();
-            assert_eq!(shows(&names), settled);
-        }
-        for _ in 0..2 {
-            names.unsettle().unwrap();
-            assert_eq!(shows(&names), unsettled);
-        }
-        names.settle().unwrap();
-        // Only the base becomes what it was, whatever has its name.
-        make_read_only(&names.stored).unwrap();
-        let writable = || fs::metadata(&names.stored).unwrap().mode() & WRITE != 0;
-        assert!(!writable());
-        names.let_write().unwrap();
-        assert!(writable());
-        let aside = dir.path().join("aside");
-        fs::rename(&names.stored, &aside).unwrap();
-        symlink("aside", &names.stored).unwrap();
-        assert!(names.let_write().is_err() && make_read_only(&names.stored).is_err(), "a link is not followed");
-        fs::copy(&aside, dir.path().join("other")).unwrap();
-        fs::rename(dir.path().join("other"), &names.stored).unwrap();
-        assert!(names.let_write().unwrap_err().to_string().ends_with("is another file by now"));
-        fs::rename(&aside, &names.stored).unwrap();
-        // An earlier snapshot's link is of no use any more, and other files are others'.
-        for (name, goes) in [(".live.pageone-0", true), (".live.other", false), (".alive.pageone-0", false)] {
-            symlink("live", dir.path().join(name)).unwrap();
-            names.sweep();
-            assert_eq!(is_link(&dir.path().join(name)), !goes, "{name}");
-        }
-        assert_eq!(shows(&names), settled);
-        names.unsettle().unwrap();
-        names.remove();
-        assert_eq!(fs::read_to_string(&names.live).unwrap(), "base");
-        assert!(!names.stored.exists() && !is_link(&names.link()) && !names.fresh.exists());
-    }
-
-    /// Whoever renames may be killed behind each call: the next one finds its way.
-    #[test]
-    fn a_step_that_was_cut_short_is_finished_by_the_next_one() {
-        let (_dir, names) = made();
-        // `settle`, behind the first rename.
-        fs::rename(&names.fresh, &names.live).unwrap();
-        names.settle().unwrap();
-        assert_eq!(shows(&names), ["new", "base", "new"]);
-        // `unsettle`, behind each call.
-        for cut in 1..4 {
-            let spare = names.beside(".spare");
-            fs::hard_link(&names.live, &spare).unwrap();
-            if cut > 1 {
-                names.make_link().unwrap();
-                fs::rename(&spare, &names.fresh).unwrap();
-            }
-            if cut > 2 {
-                fs::hard_link(&names.stored, &spare).unwrap();
-            }
-            names.settle().unwrap();
-            assert_eq!(shows(&names), ["new", "base", "new"], "{cut}");
-            names.unsettle().unwrap();
-            assert_eq!(shows(&names), ["base", "base", "new"], "{cut}");
-            names.settle().unwrap();
-        }
-        // A base that is below the live image stays.
-        names.remove();
-        assert_eq!(fs::read_to_string(&names.stored).unwrap(), "base");
-    }
-}
+mod tests;

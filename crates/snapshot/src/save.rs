@@ -74,6 +74,11 @@ pub enum SaveError {
          start the guest without it"
     )]
     Connects(String),
+    #[error(
+        "the memory of guest {pid} is being loaded, and that has not gone on for {seconds} s: let the guest go on if it \
+         is stopped, look whether its pool answers, and try again"
+    )]
+    Loading { pid: i32, seconds: u64 },
     #[error("no clone of this guest would start as it is now. Change that, or store it all the same with --force")]
     NeverRuns(#[source] CloneError),
     #[error(

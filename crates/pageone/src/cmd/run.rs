@@ -1,7 +1,7 @@
 //! `pageone run`: starts a program with the agent in it.
 //!
-//! The program runs in any case. If something fails on the way, the program is not merged, and a
-//! line on standard error says why.
+//! The program runs in any case, unless it would write into a snapshot's image. If something fails
+//! on the way, the program is not merged, and a line on standard error says why.
 
 mod module;
 pub(crate) mod ppr;
@@ -87,6 +87,9 @@ fn policies() -> impl TypedValueParser<Value = HugePages> {
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if let Err(error) = paths::check_program(&args.program[0]) {
         end(&args.program[0], &error);
+    }
+    if args.snapshots {
+        snapshots::refuse_stored(&args.program[1..])?;
     }
     let mut command = Command::new(&args.program[0]);
     let for_snapshots = dir.clone();

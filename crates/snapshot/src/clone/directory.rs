@@ -2,16 +2,18 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, fchown};
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
 
 use super::{CloneError, make};
 use crate::rights::Account;
 
 /// Bytes of the end of a clone's output that an error shows.
 const TAIL: u64 = 600;
+/// What the names of directories begin with that are locked while they are used.
+const PASSING: &str = "pageone-trial-";
 
 /// Makes it.
 pub(super) fn new_directory(directory: &Path) -> Result<(), CloneError> {
@@ -20,8 +22,7 @@ pub(super) fn new_directory(directory: &Path) -> Result<(), CloneError> {
 
 /// Gives a directory that was just made to the account that the clone runs as.
 pub(super) fn hand_over(directory: &Path, account: &Account) -> Result<(), CloneError> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = || -> io::Result<File> { Ok(rustix::fs::open(directory, flags, Mode::empty())?.into()) };
+    let open = || open(directory);
     let own = rustix::process::geteuid();
     if own.is_root() && account.uid != own.as_raw() {
         let given = open().and_then(|made| fchown(&made, Some(account.uid), Some(account.gid)));
@@ -29,6 +30,72 @@ pub(super) fn hand_over(directory: &Path, account: &Account) -> Result<(), Clone
     }
     let enter = |source| CloneError::Enter { directory: directory.into(), uid: account.uid, source };
     account.with_files(open).map(drop).map_err(enter)
+}
+
+fn open(directory: &Path) -> io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(directory, flags, Mode::empty())?.into())
+}
+
+/// A directory that is gone with this, or, if this process is killed, by the next one that is made.
+/// It is the caller's, and locked; what others get lies in [`Passing::inner`].
+pub(super) struct Passing {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Passing {
+    /// Makes one in this directory, and removes what processes have left there that were killed.
+    pub(super) fn new(above: &Path) -> Result<Self, CloneError> {
+        sweep(above);
+        loop {
+            let mut number = [0; 8];
+            let _ = rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty());
+            let path = above.join(format!("{PASSING}{:x}", u64::from_ne_bytes(number)));
+            new_directory(&path)?;
+            let locked = || -> io::Result<Option<File>> {
+                let lock = open(&path)?;
+                flock(&lock, FlockOperation::LockExclusive)?;
+                // Another account goes through it, and cannot list it.
+                lock.set_permissions(PermissionsExt::from_mode(0o711))?;
+                Ok((lock.metadata()?.nlink() > 0).then_some(lock))
+            };
+            match locked() {
+                Ok(Some(lock)) => return Ok(Self { path, _lock: lock }),
+                // It was swept before it was locked.
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(make(&path)(error)),
+            }
+        }
+    }
+
+    /// The directory in it that is handed over.
+    pub(super) fn inner(&self) -> PathBuf {
+        self.path.join("files")
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Removes the directories that belong to the caller and that nobody has locked.
+fn sweep(above: &Path) {
+    let own = rustix::process::geteuid().as_raw();
+    let is_left = |path: &Path| {
+        let lock = open(path).ok().filter(|lock| lock.metadata().is_ok_and(|meta| meta.uid() == own));
+        lock.filter(|lock| flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok())
+    };
+    for entry in std::fs::read_dir(above).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(PASSING.as_bytes())
+            && let Some(_lock) = is_left(&entry.path())
+        {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// The end of what a clone has said.
@@ -43,3 +110,6 @@ pub(super) fn tail(log: &Path) -> String {
     };
     String::from_utf8_lossy(&read().unwrap_or_default()).trim().to_owned()
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,15 +2,18 @@
 //! of disks, and networks of the host. It is asked what it is made of, and ends.
 
 use std::fs::File;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::directory::{hand_over, new_directory, tail};
+use super::directory::{Passing, hand_over, new_directory, tail};
 use super::rewrite::overlay;
 use super::{CloneError, Links, Options, Ram, check_image, make, run_error, spawn};
+use crate::disks::named;
 use crate::facts::Facts;
 use crate::monitor::{Monitor, MonitorError};
+use crate::names::WRITE;
 use crate::prepare;
 use crate::qcow2;
 use crate::record::{Description, Record};
@@ -35,13 +38,11 @@ pub(crate) fn run(description: &Description, media: &[String]) -> Result<(), Clo
         Some(source) if rustix::process::geteuid().is_root() => Rights::of_account(source.account()),
         _ => Rights::own().map_err(make(Path::new("/proc/self")))?,
     };
-    let mut number = [0; 8];
-    let _ = rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty());
-    let directory = std::env::temp_dir().join(format!("pageone-trial-{:x}", u64::from_ne_bytes(number)));
+    let passing = Passing::new(&std::env::temp_dir())?;
+    let directory = passing.inner();
     new_directory(&directory)?;
-    let tried = hand_over(&directory, &rights.account).and_then(|()| run_in(description, media, &rights, &directory));
-    let _ = std::fs::remove_dir_all(&directory);
-    tried
+    hand_over(&directory, &rights.account)?;
+    run_in(description, media, &rights, &directory)
 }
 
 fn run_in(description: &Description, media: &[String], rights: &Rights, directory: &Path) -> Result<(), CloneError> {
@@ -143,6 +144,19 @@ pub(crate) fn plain(mut words: Vec<String>) -> Vec<String> {
     words
 }
 
+/// The first image that these words have QEMU write to though a snapshot has it: nobody may, as its
+/// mode says, but root's QEMU does.
+pub fn stored_image(words: &[String]) -> Option<PathBuf> {
+    const KEPT: [&str; 6] = ["readonly", "readonly=on", "read-only=on", "snapshot=on", "media=cdrom", "if=pflash"];
+    let words = plain(words.to_vec());
+    let is_kept = |option: &Opt<'_>| parts(option.value).any(|part| KEPT.contains(&&*part));
+    let is_stored =
+        |image: &PathBuf| std::fs::metadata(image).is_ok_and(|meta| meta.is_file() && meta.mode() & WRITE == 0);
+    let all = options(&words).any(|option| option.name == "snapshot");
+    let mut written = options(&words).filter(|option| !all && !is_kept(option));
+    written.find_map(|option| named(&option).map(|image| PathBuf::from(&*image)).filter(is_stored))
+}
+
 fn flat(option: &Opt<'_>) -> Option<String> {
     let kind = match option.name {
         "device" | "blockdev" | "audiodev" => "driver",
@@ -171,45 +185,4 @@ fn add(key: &str, value: &Value, text: &mut String) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words(line: &str) -> Vec<String> {
-        line.split(' ').map(String::from).collect()
-    }
-
-    #[test]
-    fn values_of_json_are_read_as_others_are() {
-        let node = r#"-blockdev {"node-name":"n","driver":"qcow2","read-only":false,"file":{"driver":"file","filename":"/a,b","n":1}}"#;
-        assert_eq!(
-            plain(words(node)),
-            words("-blockdev qcow2,file.driver=file,file.filename=/a,,b,file.n=1,node-name=n,read-only=off")
-        );
-        let device = r#"-device {"driver":"virtio-net-pci","mac":"1:2","x":[true,null]} -name {"x":1}"#;
-        assert_eq!(plain(words(device)), words(r#"-device virtio-net-pci,mac=1:2,x.0=on -name {"x":1}"#));
-    }
-
-    #[test]
-    fn what_connects_is_known_from_what_listens() {
-        for line in [
-            "-chardev socket,id=t,path=/run/swtpm",
-            "-chardev socket,id=t,host=h,port=1,server=off",
-            "-serial tcp:h:1",
-            "-qmp unix:/x",
-            "-serial mon:telnet:h:1",
-        ] {
-            assert_eq!(connects(&words(line)).as_deref(), Some(line));
-        }
-        let line = "-chardev socket,id=t,path=/x,server=on -chardev socket,id=u,path=/x,reconnect=1 -serial stdio -qmp \
-                    tcp::1,server=on -monitor unix:/x,server,nowait -chardev stdio,id=x -serial chardev:x -serial file:/x";
-        assert_eq!(connects(&words(line)), None);
-    }
-
-    #[test]
-    fn networks_of_the_host_are_not_asked_for_twice() {
-        let line =
-            "-netdev tap,id=n,,m,ifname=tap0,script=/x -nic tap,model=e1000,ifname=x -netdev user,id=u -drive file=tap";
-        let want = "-netdev hubport,hubid=0,id=n,,m -nic user,model=e1000 -netdev user,id=u -drive file=tap";
-        assert_eq!(alone(&words(line)), words(want));
-    }
-}
+mod tests;

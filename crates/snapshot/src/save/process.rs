@@ -1,14 +1,18 @@
 //! What a guest's process tells of itself.
 
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::SaveError;
+use crate::clone::thread_run_time;
 use crate::prepare;
 use crate::undo::{Lock, PATIENCE};
 
 /// Time between two looks whether a guest's memory is there.
 const LOADING: Duration = Duration::from_millis(20);
+/// The name of that thread, which the agent gives it.
+const LOADER: &str = "pageone-loader";
 
 /// The words of a process's command line, without its program.
 pub(super) fn words_of(pid: i32) -> Result<Vec<String>, SaveError> {
@@ -34,13 +38,27 @@ pub fn is_recycled(pid: i32) -> Result<bool, SaveError> {
 }
 
 /// Waits until a clone's memory is there, if it is being loaded (`snapshot run --merge`).
-pub fn wait_until_loaded(pid: i32) {
-    let is_loader = |entry: std::fs::DirEntry| {
-        std::fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim() == "pageone-loader")
+///
+/// # Errors
+/// [`SaveError::Loading`], if the thread that loads it does nothing for this time.
+pub fn wait_until_loaded(pid: i32, stuck: Duration) -> Result<(), SaveError> {
+    let is_loader =
+        |entry: &DirEntry| std::fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim() == LOADER);
+    let loader = || {
+        let all = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        all.flatten().find(is_loader)?.file_name().to_str()?.parse().ok()
     };
-    while std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|all| all.flatten().any(is_loader)) {
+    let (mut worked, mut since) = (None, Instant::now());
+    while let Some(tid) = loader() {
+        let now = thread_run_time(pid, tid).ok();
+        if now != worked {
+            (worked, since) = (now, Instant::now());
+        } else if since.elapsed() > stuck {
+            return Err(SaveError::Loading { pid, seconds: stuck.as_secs() });
+        }
         std::thread::sleep(LOADING);
     }
+    Ok(())
 }
 
 /// Waits until a snapshot of the guest that was broken off is put back.
@@ -50,3 +68,6 @@ pub fn wait_until_loaded(pid: i32) {
 pub fn wait_until_put_back(pid: i32) -> Result<(), SaveError> {
     monitor_of(pid)?.map_or(Ok(()), |socket| Ok(Lock::take(&socket, pid, PATIENCE).map(drop)?))
 }
+
+#[cfg(test)]
+mod tests;

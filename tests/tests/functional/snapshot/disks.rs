@@ -174,6 +174,13 @@ fn a_guest_that_is_started_again_has_what_it_wrote_and_its_snapshots_have_what_t
     std::fs::File::open(&stored).unwrap().set_modified(meta.modified().unwrap()).unwrap();
     place.ok(&["snapshot", "verify", "store", "two", "--read-only"]);
     drop(source);
+    // Root's QEMU would write to it.
+    let drive = format!("file={},if=none,id=d0,format=qcow2", stored.display());
+    let words = ["qemu-system-x86_64", "-display", "none", "-drive", &drive, "-device", "virtio-blk-pci,drive=d0"];
+    let out = place.prepared(&words.map(String::from)).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && text.contains("disk.one.qcow2, as its mode says"), "{text}");
+    place.ok(&["snapshot", "verify", "store", "two", "--read-only"]);
     // No name is left over but that by which the last QEMU knew the disk.
     let all = std::fs::read_dir(place.dir.path()).unwrap().flatten().map(|entry| entry.file_name());
     assert_eq!(all.filter(|name| name.to_string_lossy().starts_with(".disk")).count(), 1);

@@ -5,7 +5,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use snapshot::Prepared;
 
 use crate::paths;
@@ -31,6 +31,18 @@ pub(super) fn prepare(command: &mut Command, program: &[OsString], dir: Option<P
     let prepared = snapshot::prepare(Path::new(&program[0]), &words, &socket)?;
     command.args(&prepared.words).env(prepared.variable.0, &prepared.variable.1);
     Ok(prepared)
+}
+
+/// Refuses a guest that would write into the image of a snapshot, which could never be run then.
+pub(super) fn refuse_stored(words: &[OsString]) -> Result<()> {
+    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let Some(image) = snapshot::stored_image(&words) else { return Ok(()) };
+    let image = image.display();
+    bail!(
+        "nobody may write to {image}, as its mode says: it is the image of a snapshot, which this guest would destroy. Start \
+         it with a new image over that (`qemu-img create -f qcow2 -F qcow2 -b {image} NEW`), or with readonly=on; if no \
+         snapshot needs it, `chmod u+w {image}`"
+    )
 }
 
 /// Removes the sockets of guests that were killed, and the locks of their snapshots.

@@ -10,10 +10,13 @@ use mpool::Access;
 use snapshot::save::{Guest, Options, SaveError};
 
 use super::recycling;
-use crate::cmd::Json;
 use crate::cmd::checkpoint::{Daemon, explain, report};
 use crate::cmd::pool::Names;
+use crate::cmd::{Json, Quiet};
 use crate::paths;
+
+/// How long the loading of a guest's memory may stand still: storage may stall.
+const STUCK: Duration = Duration::from_secs(60);
 
 /// Options of `pageone snapshot save`.
 #[derive(clap::Args)]
@@ -39,6 +42,8 @@ pub(crate) struct Args {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    quiet: Quiet,
+    #[command(flatten)]
     json: Json,
 }
 
@@ -47,7 +52,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (start, mut phases) = (Instant::now(), Phases::new());
     let target = guests::find(Path::new("/"), &args.target)?;
     let pid = target.pid()?;
-    snapshot::save::wait_until_loaded(pid);
+    snapshot::save::wait_until_loaded(pid, STUCK)?;
     let _unplugged = recycling::unplug(pid, dir.as_deref())?;
     phases.end("unplug");
     let mut guest = Guest::open(pid)?;
@@ -74,7 +79,9 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let records: Vec<_> = super::all(&catalog).into_iter().filter_map(|(_, record)| record.ok()).collect();
     guest.check_layers(records.iter().flat_map(|record| &record.description.disks).flat_map(|disk| &disk.layers))?;
     let store = Store::new(catalog);
-    let writer = store.begin(&name)?;
+    let progress = args.quiet.progress();
+    let writer = store.begin(&name)?.showing(&progress);
+    progress.begin(&format!("storing {name}"), Some(guest.ram().len as u64));
     phases.end("open");
     let (guard, max_pause) = (&paths::guard(dir.as_deref())?, Duration::from_millis(args.max_pause));
     let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard };
@@ -104,5 +111,6 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             saved
         }
     };
+    drop(progress);
     report(args.json, (&saved.checkpoint, &saved.taken), Some(saved.stream), start, &phases)
 }

@@ -1,0 +1,22 @@
+use super::*;
+
+#[test]
+fn what_a_killed_process_left_is_swept_and_what_is_used_or_anothers_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let there = |path: &Path| path.symlink_metadata().is_ok();
+    let left = dir.path().join("pageone-trial-1");
+    std::fs::create_dir_all(left.join("files/more")).unwrap();
+    std::fs::write(dir.path().join("pageone-trial-2"), "a file").unwrap();
+    std::os::unix::fs::symlink("/", dir.path().join("pageone-trial-3")).unwrap();
+    let others = dir.path().join("pageone-trial-4");
+    std::fs::create_dir(&others).unwrap();
+    let is_root = std::os::unix::fs::chown(&others, Some(65_534), None).is_ok();
+    let used = Passing::new(dir.path()).unwrap();
+    assert!(!there(&left));
+    std::fs::create_dir(used.inner()).unwrap();
+    let next = Passing::new(dir.path()).unwrap();
+    assert!(there(&used.inner()) && there(&next.path) && there(&others) == is_root);
+    assert_eq!(used.path.metadata().unwrap().mode() & 0o777, 0o711);
+    drop((used, next));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2 + usize::from(is_root));
+}

@@ -1,0 +1,68 @@
+use super::*;
+use crate::fake;
+
+#[test]
+fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.img").display().to_string();
+    std::fs::write(&image, "x").unwrap();
+    let own = std::process::id() as i32;
+    let refused_as = |option: &str, format: &str, image: &str, word: &str| {
+        let inserted = json!({ "node-name": "n", "ro": false, "drv": format, "image": { "filename": image } });
+        let all = json!([{ "device": "", "inserted": null }, { "device": "d0", "inserted": inserted }]);
+        let words = [option, word].map(String::from);
+        find(&mut fake::qemu(move |_| all.clone()), own, &words, Path::new("/")).map(drop).unwrap_err()
+    };
+    let refused = |format: &str, image: &str, word: &str| refused_as("-drive", format, image, word);
+    let error = refused("vmdk", &image, "file=x");
+    assert!(matches!(error, DiskError::Format { .. }), "{error}");
+    assert!(error.to_string().starts_with("disk d0 is vmdk, and only qcow2 and raw can be stored"), "{error}");
+    let error = refused("qcow2", &image, &format!("file={image}"));
+    assert!(matches!(error, DiskError::Replaced { .. }), "{error}");
+    assert!(error.to_string().starts_with(&format!("disk d0: QEMU does not write to {image}, whose")), "{error}");
+    // A file system without shared blocks.
+    let proc = "/proc/self/comm";
+    let _open = std::fs::File::options().write(true).open(proc).unwrap();
+    let error = refused("raw", proc, &format!("file={proc}"));
+    assert!(matches!(error, DiskError::Reflink { .. }), "{error}");
+    assert!(error.to_string().contains("is raw, and this file system cannot copy it at once"), "{error}");
+    let error = refused_as("-blockdev", "raw", &image, &format!("raw,node-name=n,file.filename={image}"));
+    assert!(matches!(error, DiskError::RawNode { .. }), "{error}");
+    assert!(error.to_string().ends_with("is raw and named by -blockdev; name it by -drive, or use qcow2"), "{error}");
+    let error = refused("qcow2", "nbd://host/disk", "file=nbd://host/disk");
+    assert!(matches!(error, DiskError::NoFile { .. }), "{error}");
+    assert!(error.to_string().starts_with("disk d0 is nbd://host/disk, and only files of this host can"), "{error}");
+    let error = refused("qcow2", &image, "if=none,id=d0");
+    assert!(matches!(error, DiskError::NotNamed { .. }), "{error}");
+    assert!(error.to_string().contains("is not named on the command line, by file="), "{error}");
+    let comma = dir.path().join("a,b.img").display().to_string();
+    std::fs::copy(&image, &comma).unwrap();
+    let written = comma.replace(',', ",,");
+    let error = refused_as("-blockdev", "raw", &comma, &format!("raw,node-name=n,file.filename={written}"));
+    assert!(matches!(error, DiskError::RawNode { .. }), "{error}");
+    // Each is fast enough, and all together are not.
+    let raw = Running { copying: (Duration::from_millis(60), 7), ..Running::of_device("d0", Path::new("/d")) };
+    let error = ensure_fast(&[raw.clone(), raw.clone()], Duration::from_millis(100)).unwrap_err();
+    assert!(ensure_fast(&[raw], Duration::from_millis(100)).is_ok() && matches!(error, DiskError::Slow { .. }));
+    let start = "copying the raw disks would take about 121 ms, in which the guest stands, for they lie in 14 pieces";
+    assert!(error.to_string().starts_with(start) && error.to_string().contains("use --max-pause 242"), "{error}");
+    // The image over it: one of another snapshot is there, or there is no room for one.
+    let base = dir.path().join("base.qcow2");
+    qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
+    let own = Account::of(std::process::id()).unwrap();
+    let overlay = Running::of_device("d0", &base).overlay("one", 0);
+    // A file system without hard links.
+    let link = || Running::of_device("d0", &base).make(&overlay, &own).unwrap_err();
+    let error = kmem::testing::refusing(libc::SYS_linkat, None, libc::EPERM, link);
+    assert!(matches!(error, DiskError::Link { .. }), "{error}");
+    assert!(error.to_string().contains("put it on a file system with hard links"), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing was changed");
+    std::fs::write(dir.path().join("base.one.qcow2"), "another's").unwrap();
+    let there = overlay.ensure_new().unwrap_err();
+    let disk = Running { raw: true, ..Running::of_device("d0", Path::new("/nonexistent/disk")) };
+    let nowhere = disk.make(&disk.overlay("one", 0), &own).unwrap_err();
+    for error in [there, nowhere] {
+        assert!(matches!(error, DiskError::Make { .. }), "{error}");
+        assert!(error.to_string().starts_with("cannot make the image /"), "{error}");
+    }
+}

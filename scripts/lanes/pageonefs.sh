@@ -62,6 +62,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, who merges pays" "$kernel" 300 'OPTIONS=no_payer=1 TESTS=memcg MUST_FAIL=1' || failed=1
     boot "Linux $version, the daemon pays for a store" "$kernel" 300 'OPTIONS=no_payer=1 TESTS=memcg_lent MUST_FAIL=1' || failed=1
     boot "Linux $version, a copy waits for room that others have taken" "$kernel" 300 'OPTIONS=no_sure_charge=1,slow=300 TESTS=memcg_race MUST_FAIL=1' || failed=1
+    boot "Linux $version, who has left a frame pays" "$kernel" 300 'OPTIONS=no_adopt=1 TESTS=memcg_left MUST_FAIL=1' || failed=1
     boot "Linux $version, frames are in no figures" "$kernel" 300 'OPTIONS=no_figures=1 TESTS=figures MUST_FAIL=1' || failed=1
     boot "Linux $version, fork copies what is mapped" "$kernel" 300 'OPTIONS=no_fork_bound=1 TESTS=references MUST_FAIL=1' || failed=1
     boot "Linux $version, a frame has any number of users" "$kernel" 300 'OPTIONS=no_user_bound=1 TESTS=full MUST_FAIL=1' || failed=1

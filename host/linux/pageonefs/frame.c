@@ -9,7 +9,8 @@
  * Most are the module's own pages, without a mapping and off the LRU. They lie on the node of the
  * page that they were made for, and are charged to that page's memory cgroup: its user, not the one
  * who merges. The kernel has the charge go to the parent when the cgroup goes. They are counted as
- * tmpfs's pages are. Others are pages of a store's files (lend.c).
+ * tmpfs's pages are. `lru.prev` counts the entries of the cgroup that pays; who uses a frame that
+ * has none of these comes to pay (pofs_adopt). Others are pages of a store's files (lend.c).
  */
 #include <linux/highmem.h>
 #include <linux/memcontrol.h>
@@ -53,6 +54,7 @@ struct pofs_domain *pofs_domain_get(const char *name)
 	if (domain) {
 		kref_init(&domain->kref);
 		xa_init_flags(&domain->frames, XA_FLAGS_ACCOUNT);
+		mutex_init(&domain->adopting);
 		strscpy(domain->name, name, sizeof(domain->name));
 		list_add(&domain->list, &domains);
 	}
@@ -84,6 +86,12 @@ static atomic_long_t *users(struct page *frame)
 	return (atomic_long_t *)&frame->private;
 }
 
+/* Of the module's own pages. The first word of `lru` would say that a page is a part of a large one. */
+static atomic_long_t *payers(struct page *frame)
+{
+	return (atomic_long_t *)&frame->lru.prev;
+}
+
 static void count_frame(struct page *frame, int n)
 {
 	if (!pofs_no_figures)
@@ -95,9 +103,10 @@ int pofs_frame_begin(struct pofs_domain *domain, struct page *page)
 {
 	u64 handle = atomic64_inc_return(&domain->last_handle);
 	bool zeros = !memchr_inv(page_address(page), 0, PAGE_SIZE);
+	unsigned long own = page->mapping ? 0 : POFS_OWN;
 	int ret;
 
-	atomic_long_set(users(page), handle << POFS_HANDLE | (zeros ? POFS_ZEROS : 0) | 1);
+	atomic_long_set(users(page), handle << POFS_HANDLE | (zeros ? POFS_ZEROS : 0) | own | 1);
 	ret = xa_err(xa_store(&domain->frames, handle, page, POFS_MERGE_GFP));
 	if (ret)
 		set_page_private(page, 0);
@@ -122,6 +131,7 @@ struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content, st
 		copy_highpage(frame, content);
 		/* A pipe does not give away what is not. */
 		SetPageUptodate(frame);
+		atomic_long_set(payers(frame), 1);
 		if (pofs_frame_begin(domain, frame)) {
 			put_page(frame);
 			frame = NULL;
@@ -131,6 +141,17 @@ struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content, st
 	}
 	set_active_memcg(active);
 	return frame;
+}
+
+/* One more user, whose reference is the caller's, unless it has that many, or none. Returns what it had. */
+static unsigned long use(struct page *frame, unsigned long most)
+{
+	long n = atomic_long_read(users(frame));
+
+	while (n & POFS_USERS && (n & POFS_USERS) < most)
+		if (atomic_long_try_cmpxchg(users(frame), &n, n + 1))
+			break;
+	return n;
 }
 
 /*
@@ -144,16 +165,14 @@ struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error)
 	*error = -ENOENT;
 	while (handle) {
 		struct page *frame = pofs_load(xas, handle);
-		long n;
+		unsigned long n;
 
 		if (!frame)
 			break;
-		n = atomic_long_read(users(frame));
-		while (n & POFS_USERS && (n & POFS_USERS) < most) {
-			if (atomic_long_try_cmpxchg(users(frame), &n, n + 1)) {
-				*error = 0;
-				return frame;
-			}
+		n = use(frame, most);
+		if (n & POFS_USERS && (n & POFS_USERS) < most) {
+			*error = 0;
+			return frame;
 		}
 		if (n & POFS_USERS)
 			*error = -EMLINK;
@@ -192,8 +211,8 @@ struct page *pofs_frame_another(struct pofs_domain *domain, u64 handle, struct p
 	return frame;
 }
 
-/* The opposite of all of them. */
-void pofs_frame_put(struct pofs_domain *domain, struct page *frame)
+/* The opposite of all of them. Returns how many users are left. */
+unsigned long pofs_frame_put(struct pofs_domain *domain, struct page *frame)
 {
 	unsigned long left = atomic_long_dec_return(users(frame));
 
@@ -204,6 +223,7 @@ void pofs_frame_put(struct pofs_domain *domain, struct page *frame)
 		atomic64_dec(&domain->count);
 	}
 	put_page(frame);
+	return left & POFS_USERS;
 }
 
 /* ---- who pays -------------------------------------------------------------------------- */
@@ -257,6 +277,9 @@ void pofs_payer_clear(struct mem_cgroup **payer)
 	mem_cgroup_put(xchg(payer, NULL));
 }
 
+/* Room is looked for, and nobody is killed. */
+#define ROOM_GFP (GFP_HIGHUSER | __GFP_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN)
+
 /*
  * Whether the payer, and the machine, have room for a page and a node of the file's table. tmpfs's
  * own charge would have one of its tasks killed: it comes with PF_MEMALLOC, and so waits for no
@@ -264,12 +287,89 @@ void pofs_payer_clear(struct mem_cgroup **payer)
  */
 bool pofs_payer_has_room(void)
 {
-	gfp_t gfp = GFP_HIGHUSER | __GFP_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN;
-	struct page *page = alloc_page(gfp), *node = alloc_page(gfp);
+	struct page *page = alloc_page(ROOM_GFP), *node = alloc_page(ROOM_GFP);
 
 	if (page)
 		__free_page(page);
 	if (node)
 		__free_page(node);
 	return page && node;
+}
+
+/* A frame that is charged to the root, or while nothing is counted, has no cgroup. */
+static bool charged_to(struct page *frame, struct mem_cgroup *memcg)
+{
+	struct mem_cgroup *is;
+	bool ret;
+
+	rcu_read_lock();
+	is = folio_memcg(page_folio(frame));
+	ret = is ? is == memcg : !memcg || !parent_mem_cgroup(memcg);
+	rcu_read_unlock();
+	return ret;
+}
+
+/*
+ * A new user is of this cgroup: whether that pays for the frame, and goes by pofs_frame_leave().
+ * Nobody asks who pays for a page of a store.
+ */
+bool pofs_frame_join(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *user)
+{
+	if (!(READ_ONCE(frame->private) & POFS_OWN))
+		return true;
+	if (!atomic_long_inc_not_zero(payers(frame))) {
+		/* This file's entries are to be looked at, too. */
+		atomic64_inc(&domain->left);
+		return false;
+	}
+	/* Nobody adopts it now. */
+	if (charged_to(frame, user))
+		return true;
+	if (atomic_long_dec_and_test(payers(frame)))
+		atomic64_inc(&domain->left);
+	return false;
+}
+
+/* A user that pays goes: pofs_frame_put(). */
+void pofs_frame_leave(struct pofs_domain *domain, struct page *frame)
+{
+	bool last = READ_ONCE(frame->private) & POFS_OWN && atomic_long_dec_and_test(payers(frame));
+
+	if (pofs_frame_put(domain, frame) && last)
+		atomic64_inc(&domain->left);
+}
+
+/*
+ * If nobody uses the frame who pays for it, `payer` does from now on, and the caller is a user that
+ * pays: 0. -EEXIST: somebody does. -ENOMEM: `payer` has no room. No exported function moves a
+ * charge: a page that `payer` is charged for swaps that with the frame, and goes. Both are single
+ * pages of the kernel's accounting. Under domain->adopting.
+ */
+int pofs_frame_adopt(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *payer)
+{
+	int mapped = atomic_read(&frame->_mapcount) >= 0;
+	struct mem_cgroup *active;
+	struct page *page = NULL;
+
+	/* With a user more its figures stay while they move. */
+	if (!(READ_ONCE(frame->private) & POFS_OWN) || atomic_long_read(payers(frame)) || !(use(frame, POFS_USERS) & POFS_USERS))
+		return -EEXIST;
+	get_page(frame);
+	if (!charged_to(frame, payer)) {
+		active = set_active_memcg(payer);
+		page = alloc_page(ROOM_GFP);
+		set_active_memcg(active);
+		if (!page) {
+			pofs_frame_put(domain, frame);
+			return -ENOMEM;
+		}
+		count_frame(frame, -1);
+		lruvec_stat_mod_folio(page_folio(frame), NR_FILE_MAPPED, -mapped);
+		swap(page->memcg_data, frame->memcg_data);
+		count_frame(frame, 1);
+		lruvec_stat_mod_folio(page_folio(frame), NR_FILE_MAPPED, mapped);
+		__free_page(page);
+	}
+	atomic_long_set_release(payers(frame), 1);
+	return 0;
 }

@@ -25,6 +25,7 @@ GUARD(no_huge_walk, "go from a huge page to the next page as from a small one");
 GUARD(no_recall, "pages that are lent leave their file as others do");
 GUARD(no_payer, "frames and copies are charged to who makes them");
 GUARD(no_sure_charge, "a copy for others waits for room that its payer has no more, and has a task killed");
+GUARD(no_adopt, "a frame stays charged to who gave it, when that uses it no more");
 GUARD(no_figures, "frames are counted nowhere");
 GUARD(no_fork_bound, "fork copies entries of shared mappings, and private ones have as many");
 GUARD(no_user_bound, "a frame has any number of users");

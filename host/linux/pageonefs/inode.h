@@ -54,6 +54,10 @@ struct pofs_inode {
 	pgoff_t cut_first, cut_last;	/* what all of these cut, or more */
 	struct pofs_pin pin;
 	struct mem_cgroup *payer;	/* of the page that merged last, with a reference; NULL: none yet */
+	bool owes;			/* the payer has no room for a frame that nobody else pays for */
+	pgoff_t adopt_at;		/* where pofs_adopt() goes on; all of these under the domain's `adopting` */
+	unsigned long adopt_after;	/* jiffies: not before, while it owes */
+	u64 adopt_left, adopted;	/* the domain's `left` as this look, and the last whole one, began */
 	u64 id;				/* 0: not a regular file */
 	struct shmem_inode_info shmem;	/* last: tmpfs clears what stands before its inode */
 };
@@ -89,6 +93,9 @@ static inline struct pofs_super *POFS_SB(const struct super_block *sb)
 	return container_of(sb->s_op, struct pofs_super, ops);
 }
 
+/* Of an entry: another cgroup than its page's pays for the frame. */
+#define POFS_ALIEN XA_MARK_0
+
 /* What the file's page `index` uses, with a reference. */
 static inline struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index)
 {
@@ -117,6 +124,8 @@ int pofs_room_holes(struct pofs_room *room, struct pofs_inode *pi, pgoff_t first
 
 /* Its entries. */
 void pofs_frame_wait(struct pofs_inode *pi, struct page *frame);
+bool pofs_entry_set(struct pofs_inode *pi, pgoff_t index, struct page *from, struct page *to, bool *alien);
+void pofs_entry_end(struct pofs_domain *domain, struct page *frame, bool alien);
 void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 vm_fault_t pofs_copy_frame(struct pofs_inode *pi, struct page *page, pgoff_t index);
 vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index);

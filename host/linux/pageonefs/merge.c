@@ -42,7 +42,7 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	struct pofs_inode *pi = run->pi;
 	struct page *old = pofs_frame_at(pi, e->index), *frame;
 	XA_STATE(xas, &run->domain->frames, 0);
-	bool equal;
+	bool equal, alien;
 	int error;
 
 	if (!old)
@@ -64,6 +64,7 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 		error = -EEXIST;
 		goto out;
 	}
+	alien = !pofs_frame_join(run->domain, frame, READ_ONCE(pi->payer));
 	error = -EEXIST;
 	equal = !PageHWPoison(old) && !PageHWPoison(frame);
 	if (equal) {
@@ -73,19 +74,21 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	}
 	if (!equal) {
 		e->frame = pofs_frame_handle(old);
+	} else if (alien && READ_ONCE(pi->owes)) {
+		error = -EBUSY;
 	} else {
 		down_write(pofs_mapping_lock(pi, e->index));
-		error = xa_cmpxchg(&pi->merged, e->index, old, frame, GFP_KERNEL) == old ? 0 : -EAGAIN;
+		error = pofs_entry_set(pi, e->index, old, frame, &alien) ? 0 : -EAGAIN;
 		/* Within the lock: who makes the page private now waits for the other frame only. */
 		if (!error)
 			pofs_frame_wait(pi, old);
 		up_write(pofs_mapping_lock(pi, e->index));
 	}
 	if (error) {
-		pofs_frame_put(run->domain, frame);
+		pofs_entry_end(run->domain, frame, alien);
 	} else {
 		unmap_mapping_pages(run->mapping, e->index, 1, false);
-		pofs_frame_put(run->domain, old);
+		pofs_entry_end(run->domain, old, alien);
 		pofs_count(moves);
 	}
 out:
@@ -95,10 +98,12 @@ out:
 
 /*
  * A chunk under way. `result` of an entry is 0 while its page is to be merged; then `pages` has
- * the page, locked and with a reference, and `frames` the frame.
+ * the page, locked and with a reference, and `frames` the frame, and `alien` whether others pay
+ * for that.
  */
 struct chunk {
 	int n;
+	bool alien[CHUNK];
 	struct pageonefs_entry e[CHUNK];
 	struct page *pages[CHUNK], *frames[CHUNK], *gone[CHUNK];
 };
@@ -159,10 +164,12 @@ static void zap_pages(struct merge_run *run, struct chunk *c)
 }
 
 /* The frame that an entry names, or another for a full one, or a new one. */
-static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 handle, struct page *page, int *error)
+static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 handle, struct page *page, bool *alien,
+			     int *error)
 {
 	struct page *frame;
 
+	*alien = false;
 	if (!handle) {
 		frame = pofs_frame_new(run->domain, page, page);
 		*error = frame ? 0 : -ENOMEM;
@@ -172,12 +179,17 @@ static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 ha
 	frame = pofs_frame_find(xas, handle == run->named ? run->used : handle, error);
 	if (!frame && handle == run->named)
 		frame = pofs_frame_find(xas, handle, error);
-	if (*error == -EMLINK)
+	if (frame)
+		*alien = !pofs_frame_join(run->domain, frame, folio_memcg(page_folio(page)));
+	else if (*error == -EMLINK)
 		frame = pofs_frame_another(run->domain, handle, page, error);
 	if (frame) {
 		run->named = handle;
 		run->used = pofs_frame_handle(frame);
 	}
+	/* It would be a debt more. */
+	if (*alien && READ_ONCE(run->pi->owes))
+		*error = -EBUSY;
 	return frame;
 }
 
@@ -200,7 +212,7 @@ static void find_frames(struct merge_run *run, struct chunk *c)
 	rcu_read_lock();
 	for (i = 0; i < c->n; i++)
 		if (!c->e[i].result)
-			c->frames[i] = frame_of(run, &xas, c->e[i].frame, c->pages[i], &c->e[i].result);
+			c->frames[i] = frame_of(run, &xas, c->e[i].frame, c->pages[i], &c->alien[i], &c->e[i].result);
 	rcu_read_unlock();
 }
 
@@ -258,6 +270,8 @@ static int store_entries(struct pofs_inode *pi, struct chunk *c)
 			xas_store(&xas, c->frames[i]);
 			if (xas_error(&xas))
 				break;
+			if (c->alien[i])
+				xas_set_mark(&xas, POFS_ALIEN);
 			stored++;
 		}
 		xas_unlock(&xas);
@@ -306,7 +320,7 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 	}
 	for (i = 0; i < c->n; i++) {
 		if (c->frames[i] && e[i].result)
-			pofs_frame_put(run->domain, c->frames[i]);
+			pofs_entry_end(run->domain, c->frames[i], c->alien[i]);
 		else if (c->frames[i])
 			e[i].frame = pofs_frame_handle(c->frames[i]);
 		if (!c->pages[i])

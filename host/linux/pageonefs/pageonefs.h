@@ -96,6 +96,7 @@ extern bool pofs_no_recall;
 extern bool pofs_no_huge_walk;
 extern bool pofs_no_payer;
 extern bool pofs_no_sure_charge;
+extern bool pofs_no_adopt;
 extern bool pofs_no_figures;
 extern bool pofs_no_fork_bound;
 extern bool pofs_no_user_bound;
@@ -137,6 +138,7 @@ extern unsigned int pofs_slow_us, pofs_slow_around;
 #define pofs_no_bounded_wait false
 #define pofs_no_payer false
 #define pofs_no_sure_charge false
+#define pofs_no_adopt false
 #define pofs_no_figures false
 #define pofs_no_fork_bound false
 #define pofs_no_user_bound false

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Dirty bits, and digests.
+ * Dirty bits, and digests. A harvest looks who pays, too.
  *
  * A page's bit is set under its lock before it can be written: by the first write through a
  * mapping, and by write(2). A harvest takes the bits, and takes the mappings of these pages away,
@@ -15,6 +15,7 @@
  * (/proc/PID/mem). Their bits are set again for as long as a harvest finds them held.
  */
 #include <linux/gfp.h>
+#include <linux/memcontrol.h>
 #include <linux/uaccess.h>
 
 #include "scan.h"
@@ -188,6 +189,74 @@ static u64 next_of(struct xarray *table, u64 from, unsigned long unit)
 	return max_t(u64, from, round_down((u64)index * unit, BITS_PER_LONG));
 }
 
+/* ---- who pays for frames that their payers have left ------------------------------------ */
+
+/* An entry that others should pay for. -ENOMEM: who is to pay now has no room. */
+static int adopt_one(struct pofs_inode *pi, pgoff_t index, struct mem_cgroup *payer)
+{
+	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
+	struct page *frame = pofs_frame_at(pi, index);
+	XA_STATE(xas, &pi->merged, index);
+	bool mine;
+	int ret;
+
+	if (!frame)
+		return 0;
+	ret = pofs_frame_adopt(domain, frame, payer);
+	if (!ret) {
+		xas_lock(&xas);
+		mine = xas_load(&xas) == frame && xas_get_mark(&xas, POFS_ALIEN);
+		if (mine)
+			xas_clear_mark(&xas, POFS_ALIEN);
+		xas_unlock(&xas);
+		/* Now this entry pays. */
+		pofs_entry_end(domain, frame, mine);
+		WRITE_ONCE(pi->owes, false);
+	}
+	put_page(frame);
+	return ret == -EEXIST ? 0 : ret;
+}
+
+#define ADOPT_LOOKS 1024
+
+/*
+ * Where all who paid for a frame have left it, the next file that uses it pays. Each harvest looks
+ * at some entries whose frames others pay for, until all of the file's have been looked at since
+ * such a frame was left. One without room pays for as many as it can, and joins no others' meanwhile.
+ */
+static void adopt(struct pofs_inode *pi)
+{
+	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
+	u64 left = atomic64_read(&domain->left);
+	struct mem_cgroup *payer;
+	int looks, ret = 0;
+
+	if (left == READ_ONCE(pi->adopted) || pofs_no_adopt || !mutex_trylock(&domain->adopting))
+		return;
+	payer = pofs_payer_get(&pi->payer);
+	if (!pi->adopt_at)
+		pi->adopt_left = left;
+	for (looks = payer && !(pi->owes && time_before(jiffies, pi->adopt_after)) ? ADOPT_LOOKS : 0; looks && !ret; looks--) {
+		if (!xa_find(&pi->merged, &pi->adopt_at, ULONG_MAX, POFS_ALIEN)) {
+			WRITE_ONCE(pi->adopted, pi->adopt_left);
+			WRITE_ONCE(pi->owes, false);
+			pi->adopt_at = 0;
+			break;
+		}
+		ret = adopt_one(pi, pi->adopt_at, payer);
+		pi->adopt_at += !ret;
+		cond_resched();
+	}
+	if (ret) {
+		WRITE_ONCE(pi->owes, true);
+		pi->adopt_after = jiffies + HZ;
+	}
+	mutex_unlock(&domain->adopting);
+	mem_cgroup_put(payer);
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
 #define HARVEST_WORDS 64
 
 /* After an error, bits of the first pages may have been taken: the caller has them. */
@@ -203,6 +272,7 @@ long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
 	if (h->flags & ~PAGEONEFS_HARVEST_ALL || h->reserved)
 		return -EINVAL;
 	h->dirty = 0;
+	adopt(pi);
 	for (at = 0; at < h->pages / BITS_PER_LONG; at += n) {
 		pgoff_t base = h->start + at * BITS_PER_LONG;
 

@@ -11,12 +11,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "pages.h"
+#include "tenants.h"
 
-#define TENANTS	CGROUPS "tenants/"
-#define DAEMON	CGROUPS "daemon/"
-
-static long number(const char *path)
+long number(const char *path)
 {
 	char line[64] = "";
 	FILE *f = fopen(path, "r");
@@ -120,7 +117,7 @@ static void merge_tenant(struct file f, const char *group)
 	}
 }
 
-static void end(pid_t child)
+void end(pid_t child)
 {
 	kill(child, SIGKILL);
 	waitpid(child, 0, 0);
@@ -143,7 +140,7 @@ static int plain_by_daemon(struct file f)
 }
 
 /* The group is charged for so many pages, and the daemon's for nothing. */
-static void charged(const char *group, uint64_t pages, const char *when)
+void charged(const char *group, uint64_t pages, const char *when)
 {
 	long is = number(group), of_daemon = number(DAEMON "memory.current"), used = pages * PAGE;
 
@@ -215,13 +212,13 @@ static void memcg_gone(void)
 	close(f.fd);
 }
 
-static void groups_make(void)
+void groups_make(void)
 {
 	CHECK(!mkdir(DAEMON, 0755) && !mkdir(TENANTS, 0755));
 	CHECK(!path_write(TENANTS "cgroup.subtree_control", "+memory"));
 }
 
-static void groups_end(void)
+void groups_end(void)
 {
 	for (double limit = now() + 30; number(TENANTS "memory.current") > 1 << 20 && now() < limit;)
 		usleep(100000);
@@ -242,7 +239,7 @@ static void memcg(void)
 /* ---- pages of stores ------------------------------------------------------------------------- */
 
 /* By a process of this group, which has then ended. */
-static void within(const char *group, void (*act)(struct lender *), struct lender *a)
+void within(const char *group, void (*act)(struct lender *), struct lender *a)
 {
 	pid_t child = fork_in(group);
 	int status;
@@ -437,4 +434,5 @@ static void figures(void)
 }
 
 const struct test tenant_tests[] = { { "memcg", memcg }, { "memcg_lent", memcg_lent },
+				    { "memcg_left", memcg_left },
 				    { "memcg_race", memcg_race }, { "figures", figures }, { 0 } };

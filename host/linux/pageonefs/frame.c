@@ -86,7 +86,7 @@ static atomic_long_t *users(struct page *frame)
 	return (atomic_long_t *)&frame->private;
 }
 
-/* Of the module's own pages. The first word of `lru` would say that a page is a part of a large one. */
+/* Of the module's own pages. The first word of `lru` would say whether it is a part of another. */
 static atomic_long_t *payers(struct page *frame)
 {
 	return (atomic_long_t *)&frame->lru.prev;
@@ -143,7 +143,7 @@ struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content, st
 	return frame;
 }
 
-/* One more user, whose reference is the caller's, unless it has that many, or none. Returns what it had. */
+/* One more user, without a reference, unless it has that many, or none. Returns what it had. */
 static unsigned long use(struct page *frame, unsigned long most)
 {
 	long n = atomic_long_read(users(frame));
@@ -330,10 +330,10 @@ bool pofs_frame_join(struct pofs_domain *domain, struct page *frame, struct mem_
 	return false;
 }
 
-/* A user that pays goes: pofs_frame_put(). */
-void pofs_frame_leave(struct pofs_domain *domain, struct page *frame)
+/* pofs_frame_put(), of a user; `alien`: others than that pay. */
+void pofs_frame_leave(struct pofs_domain *domain, struct page *frame, bool alien)
 {
-	bool last = READ_ONCE(frame->private) & POFS_OWN && atomic_long_dec_and_test(payers(frame));
+	bool last = !alien && READ_ONCE(frame->private) & POFS_OWN && atomic_long_dec_and_test(payers(frame));
 
 	if (pofs_frame_put(domain, frame) && last)
 		atomic64_inc(&domain->left);

@@ -24,7 +24,8 @@ struct pofs_domain {
 
 /*
  * What `private` of a frame holds: how many entries use it, whether it is all zeros, whether
- * `index` is the handle of another with its content, whether it is the module's own page, its handle.
+ * `index` is the handle of another with its content, whether it is the module's own page, and its
+ * handle.
  */
 #define POFS_USERS	((1ul << 20) - 1)
 #define POFS_ZEROS	(1ul << 20)
@@ -57,7 +58,7 @@ void pofs_payer_clear(struct mem_cgroup **payer);
 
 /* Who pays for a frame. */
 bool pofs_frame_join(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *user);
-void pofs_frame_leave(struct pofs_domain *domain, struct page *frame);
+void pofs_frame_leave(struct pofs_domain *domain, struct page *frame, bool alien);
 int pofs_frame_adopt(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *payer);
 bool pofs_payer_has_room(void);
 

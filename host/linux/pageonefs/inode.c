@@ -223,39 +223,6 @@ void pofs_frame_wait(struct pofs_inode *pi, struct page *frame)
 		wait_on_page_locked(frame);
 }
 
-/*
- * The entry of a frame, in whose place comes another one's, or none; the mapping's lock is held.
- * False: it was another's. *alien: whether others pay for `to`; then whether they pay for `from`.
- */
-bool pofs_entry_set(struct pofs_inode *pi, pgoff_t index, struct page *from, struct page *to, bool *alien)
-{
-	XA_STATE(xas, &pi->merged, index);
-	bool mine, was;
-
-	xas_lock(&xas);
-	mine = xas_load(&xas) == from;
-	if (mine) {
-		was = xas_get_mark(&xas, POFS_ALIEN);
-		xas_store(&xas, to);
-		if (to && *alien)
-			xas_set_mark(&xas, POFS_ALIEN);
-		else if (to)
-			xas_clear_mark(&xas, POFS_ALIEN);
-		*alien = was;
-	}
-	xas_unlock(&xas);
-	return mine;
-}
-
-/* Of an entry that has gone. */
-void pofs_entry_end(struct pofs_domain *domain, struct page *frame, bool alien)
-{
-	if (alien)
-		pofs_frame_put(domain, frame);
-	else
-		pofs_frame_leave(domain, frame);
-}
-
 /* The page uses the frame no more. False: it did not any more. Its mappings are still to go. */
 static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame)
 {
@@ -263,14 +230,14 @@ static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame
 	bool mine, alien;
 
 	down_write(pofs_mapping_lock(pi, index));
-	mine = pofs_entry_set(pi, index, frame, NULL, &alien);
+	mine = pofs_table_swap(&pi->merged, index, frame, NULL, &alien);
 	up_write(pofs_mapping_lock(pi, index));
 	if (!mine)
 		return false;
 	pofs_frame_wait(pi, frame);
 	atomic_long_dec(&pi->count);
 	percpu_counter_inc(&ps->account.unmerged);
-	pofs_entry_end(ps->domain, frame, alien);
+	pofs_frame_leave(ps->domain, frame, alien);
 	return true;
 }
 

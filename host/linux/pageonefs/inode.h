@@ -36,7 +36,7 @@ struct pofs_pin {
 #define POFS_MAPPING_LOCKS 16
 
 struct pofs_inode {
-	struct xarray merged;		/* page index -> frame */
+	struct xarray merged;		/* page index -> frame; POFS_MARK: others pay for it */
 	struct xarray lent;		/* page index -> page of this file that is a frame, too */
 	struct xarray dirty;		/* page index / POFS_DIRTY_BITS -> a page of bits */
 	atomic_long_t count;		/* entries of `merged` */
@@ -93,9 +93,6 @@ static inline struct pofs_super *POFS_SB(const struct super_block *sb)
 	return container_of(sb->s_op, struct pofs_super, ops);
 }
 
-/* Of an entry: another cgroup than its page's pays for the frame. */
-#define POFS_ALIEN XA_MARK_0
-
 /* What the file's page `index` uses, with a reference. */
 static inline struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index)
 {
@@ -124,8 +121,6 @@ int pofs_room_holes(struct pofs_room *room, struct pofs_inode *pi, pgoff_t first
 
 /* Its entries. */
 void pofs_frame_wait(struct pofs_inode *pi, struct page *frame);
-bool pofs_entry_set(struct pofs_inode *pi, pgoff_t index, struct page *from, struct page *to, bool *alien);
-void pofs_entry_end(struct pofs_domain *domain, struct page *frame, bool alien);
 void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 vm_fault_t pofs_copy_frame(struct pofs_inode *pi, struct page *page, pgoff_t index);
 vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index);

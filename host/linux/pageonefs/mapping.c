@@ -33,6 +33,25 @@ long pofs_table_count(struct xarray *table, unsigned long first, unsigned long l
 	return n;
 }
 
+/* `to`, or nothing, comes in the place of `from`, if that is there, and its mark in that one's. */
+bool pofs_table_swap(struct xarray *table, unsigned long index, struct page *from, struct page *to, bool *mark)
+{
+	XA_STATE(xas, table, index);
+	bool mine, was;
+
+	xas_lock(&xas);
+	mine = xas_load(&xas) == from;
+	if (mine) {
+		was = xas_get_mark(&xas, POFS_MARK);
+		xas_store(&xas, to);
+		if (to && *mark != was)
+			(was ? xas_clear_mark : xas_set_mark)(&xas, POFS_MARK);
+		*mark = was;
+	}
+	xas_unlock(&xas);
+	return mine;
+}
+
 /* ---- leaving a file ------------------------------------------------------------------ */
 
 /*

@@ -48,6 +48,10 @@ static inline struct page *pofs_load(struct xa_state *xas, unsigned long index)
 	}
 }
 
+/* Of an entry: what it means is its table's. */
+#define POFS_MARK XA_MARK_0
+
+bool pofs_table_swap(struct xarray *table, unsigned long index, struct page *from, struct page *to, bool *mark);
 struct page *pofs_page_load(struct xarray *table, unsigned long index);
 long pofs_table_count(struct xarray *table, unsigned long first, unsigned long last);
 void pofs_page_count(struct page *page, int n);

@@ -78,17 +78,17 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 		error = -EBUSY;
 	} else {
 		down_write(pofs_mapping_lock(pi, e->index));
-		error = pofs_entry_set(pi, e->index, old, frame, &alien) ? 0 : -EAGAIN;
+		error = pofs_table_swap(&pi->merged, e->index, old, frame, &alien) ? 0 : -EAGAIN;
 		/* Within the lock: who makes the page private now waits for the other frame only. */
 		if (!error)
 			pofs_frame_wait(pi, old);
 		up_write(pofs_mapping_lock(pi, e->index));
 	}
 	if (error) {
-		pofs_entry_end(run->domain, frame, alien);
+		pofs_frame_leave(run->domain, frame, alien);
 	} else {
 		unmap_mapping_pages(run->mapping, e->index, 1, false);
-		pofs_entry_end(run->domain, old, alien);
+		pofs_frame_leave(run->domain, old, alien);
 		pofs_count(moves);
 	}
 out:
@@ -271,7 +271,7 @@ static int store_entries(struct pofs_inode *pi, struct chunk *c)
 			if (xas_error(&xas))
 				break;
 			if (c->alien[i])
-				xas_set_mark(&xas, POFS_ALIEN);
+				xas_set_mark(&xas, POFS_MARK);
 			stored++;
 		}
 		xas_unlock(&xas);
@@ -320,7 +320,7 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 	}
 	for (i = 0; i < c->n; i++) {
 		if (c->frames[i] && e[i].result)
-			pofs_entry_end(run->domain, c->frames[i], c->alien[i]);
+			pofs_frame_leave(run->domain, c->frames[i], c->alien[i]);
 		else if (c->frames[i])
 			e[i].frame = pofs_frame_handle(c->frames[i]);
 		if (!c->pages[i])

@@ -191,26 +191,21 @@ static u64 next_of(struct xarray *table, u64 from, unsigned long unit)
 
 /* ---- who pays for frames that their payers have left ------------------------------------ */
 
-/* An entry that others should pay for. -ENOMEM: who is to pay now has no room. */
+/* An entry whose frame others pay for, if anybody does. -ENOMEM: who is to pay has no room. */
 static int adopt_one(struct pofs_inode *pi, pgoff_t index, struct mem_cgroup *payer)
 {
 	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
 	struct page *frame = pofs_frame_at(pi, index);
-	XA_STATE(xas, &pi->merged, index);
-	bool mine;
+	bool alien = false;
 	int ret;
 
 	if (!frame)
 		return 0;
 	ret = pofs_frame_adopt(domain, frame, payer);
 	if (!ret) {
-		xas_lock(&xas);
-		mine = xas_load(&xas) == frame && xas_get_mark(&xas, POFS_ALIEN);
-		if (mine)
-			xas_clear_mark(&xas, POFS_ALIEN);
-		xas_unlock(&xas);
-		/* Now this entry pays. */
-		pofs_entry_end(domain, frame, mine);
+		/* The entry, if it is there, is the user that pays. */
+		pofs_table_swap(&pi->merged, index, frame, frame, &alien);
+		pofs_frame_leave(domain, frame, alien);
 		WRITE_ONCE(pi->owes, false);
 	}
 	put_page(frame);
@@ -222,7 +217,7 @@ static int adopt_one(struct pofs_inode *pi, pgoff_t index, struct mem_cgroup *pa
 /*
  * Where all who paid for a frame have left it, the next file that uses it pays. Each harvest looks
  * at some entries whose frames others pay for, until all of the file's have been looked at since
- * such a frame was left. One without room pays for as many as it can, and joins no others' meanwhile.
+ * such a frame was left. Who has no room pays for as many as fit, and joins no others' meanwhile.
  */
 static void adopt(struct pofs_inode *pi)
 {
@@ -237,7 +232,7 @@ static void adopt(struct pofs_inode *pi)
 	if (!pi->adopt_at)
 		pi->adopt_left = left;
 	for (looks = payer && !(pi->owes && time_before(jiffies, pi->adopt_after)) ? ADOPT_LOOKS : 0; looks && !ret; looks--) {
-		if (!xa_find(&pi->merged, &pi->adopt_at, ULONG_MAX, POFS_ALIEN)) {
+		if (!xa_find(&pi->merged, &pi->adopt_at, ULONG_MAX, POFS_MARK)) {
 			WRITE_ONCE(pi->adopted, pi->adopt_left);
 			WRITE_ONCE(pi->owes, false);
 			pi->adopt_at = 0;

@@ -188,7 +188,12 @@ static void walk_file(int t, const struct pageonefs_file *f)
 	uint64_t d[SHARED_PAGES];
 	uint32_t pages = f->size / PAGE < SHARED_PAGES ? f->size / PAGE : SHARED_PAGES;
 	struct pageonefs_digest digest = { .id = f->id, .pages = pages, .out = (uintptr_t)d, .seed = 7 };
+	struct pageonefs_harvest h = { .id = f->id, .pages = SHARED_PAGES };
 
+	/* Who uses a frame comes to pay for it. */
+	for (int i = 0; i < 2; i++)
+		if (ioctl(was.control[t], PAGEONEFS_HARVEST, &h) && !w->faults)
+			BAD("harvest");
 	if (pages && ioctl(was.control[t], PAGEONEFS_DIGEST, &digest))
 		BAD("digest");
 	is.plain[t] |= f->plain;
@@ -301,7 +306,7 @@ static bool mounts_are_right(void)
 	return true;
 }
 
-/* Who pays: each page once, by one who has or made it. */
+/* Who pays: each page once, by one who has it; or, while one may have no room, by one who made it. */
 static bool charges_are_right(void)
 {
 	long sum = 0, private = 0, frames = is.frames[0] + is.frames[1], slack, out = 0;
@@ -311,7 +316,8 @@ static bool charges_are_right(void)
 	for (int d = 0; d < DOMAINS; d++)
 		for (int i = 0; i < FRAMES; i++)
 			for (int t = 0; is.frame[d][i].handle && t < TENANTS; t++)
-				may[t] += is.frame[d][i].of >> t & 1 || w->maker[d][is.frame[d][i].handle & 0xffff] == t + 1;
+				may[t] += is.frame[d][i].of >> t & 1 ||
+					  (w->tight >= 0 && w->maker[d][is.frame[d][i].handle & 0xffff] == t + 1);
 	for (int t = 0; t < TENANTS; t++) {
 		long here;
 
@@ -323,7 +329,7 @@ static bool charges_are_right(void)
 		private += is.private[t];
 		slack = SLACK + (is.private[t] + may[t]) / 20;
 		if (here > is.private[t] + may[t] + slack + away(name))
-			return wrong("tenant %d is charged %ld pages: it has %ld of its own, and uses or made %ld frames", t, here, is.private[t], may[t]);
+			return wrong("tenant %d is charged %ld pages: it has %ld of its own, and may pay for %ld frames", t, here, is.private[t], may[t]);
 		if (here < is.private[t] - slack)
 			return wrong("tenant %d is charged %ld pages: it has %ld of its own", t, here, is.private[t]);
 	}

@@ -84,67 +84,23 @@
  * that alone, with PAGEONEFS_SABOTAGE=y.
  */
 #ifdef POFS_SABOTAGE
-extern bool pofs_no_pin_check;
-extern bool pofs_no_pin_bits;
-extern bool pofs_no_handshake;
-extern bool pofs_no_cut_bits;
-extern bool pofs_no_compare;
-extern bool pofs_no_punch_check;
-extern bool pofs_no_huge_bits;
-extern bool pofs_no_frame_wait;
-extern bool pofs_no_recall;
-extern bool pofs_no_huge_walk;
-extern bool pofs_no_payer;
-extern bool pofs_no_sure_charge;
-extern bool pofs_no_adopt;
-extern bool pofs_no_figures;
-extern bool pofs_no_fork_bound;
-extern bool pofs_no_user_bound;
-extern bool pofs_no_copy_room;
-extern bool pofs_no_room_wait;
-extern bool pofs_no_lone_wait;
-extern bool pofs_no_range_room;
-extern bool pofs_no_take_back;
-extern bool pofs_no_whole_page;
-extern bool pofs_no_first_check;
-extern bool pofs_no_commit;
-extern bool pofs_no_length_bound;
-extern bool pofs_no_end_check;
-extern bool pofs_no_plain_bound;
-extern bool pofs_no_bounded_wait;
+#define POFS_GUARD(name) extern bool pofs_##name
 extern unsigned int pofs_slow_us, pofs_slow_around;
 #else
-#define pofs_no_pin_check false
-#define pofs_no_pin_bits false
-#define pofs_no_handshake false
-#define pofs_no_cut_bits false
-#define pofs_no_compare false
-#define pofs_no_punch_check false
-#define pofs_no_huge_bits false
-#define pofs_no_frame_wait false
-#define pofs_no_recall false
-#define pofs_no_huge_walk false
-#define pofs_no_copy_room false
-#define pofs_no_room_wait false
-#define pofs_no_lone_wait false
-#define pofs_no_range_room false
-#define pofs_no_take_back false
-#define pofs_no_whole_page false
-#define pofs_no_first_check false
-#define pofs_no_commit false
-#define pofs_no_length_bound false
-#define pofs_no_end_check false
-#define pofs_no_plain_bound false
-#define pofs_no_bounded_wait false
-#define pofs_no_payer false
-#define pofs_no_sure_charge false
-#define pofs_no_adopt false
-#define pofs_no_figures false
-#define pofs_no_fork_bound false
-#define pofs_no_user_bound false
+#define POFS_GUARD(name) static const bool __maybe_unused pofs_##name
 #define pofs_slow_us 0
 #define pofs_slow_around 0
 #endif
+POFS_GUARD(no_pin_check); POFS_GUARD(no_pin_bits); POFS_GUARD(no_handshake);
+POFS_GUARD(no_cut_bits); POFS_GUARD(no_compare); POFS_GUARD(no_punch_check);
+POFS_GUARD(no_huge_bits); POFS_GUARD(no_frame_wait); POFS_GUARD(no_recall);
+POFS_GUARD(no_huge_walk); POFS_GUARD(no_payer); POFS_GUARD(no_sure_charge);
+POFS_GUARD(no_adopt); POFS_GUARD(no_figures); POFS_GUARD(no_fork_bound);
+POFS_GUARD(no_user_bound); POFS_GUARD(no_copy_room); POFS_GUARD(no_room_wait);
+POFS_GUARD(no_lone_wait); POFS_GUARD(no_range_room); POFS_GUARD(no_take_back);
+POFS_GUARD(no_whole_page); POFS_GUARD(no_first_check); POFS_GUARD(no_commit);
+POFS_GUARD(no_length_bound); POFS_GUARD(no_end_check); POFS_GUARD(no_plain_bound);
+POFS_GUARD(no_bounded_wait);
 
 /* All fields of the statistics that are counted here. */
 DECLARE_PER_CPU(struct pageonefs_stats, pofs_stats);

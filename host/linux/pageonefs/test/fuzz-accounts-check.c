@@ -306,7 +306,10 @@ static bool mounts_are_right(void)
 	return true;
 }
 
-/* Who pays: each page once, by one who has it; or, while one may have no room, by one who made it. */
+/*
+ * Who pays: each page once, by one who has it; or, while somebody may have no room, by one who made
+ * it.
+ */
 static bool charges_are_right(void)
 {
 	long sum = 0, private = 0, frames = is.frames[0] + is.frames[1], slack, out = 0;

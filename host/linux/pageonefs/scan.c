@@ -216,22 +216,27 @@ static int adopt_one(struct pofs_inode *pi, pgoff_t index, struct mem_cgroup *pa
 
 /*
  * Where all who paid for a frame have left it, the next file that uses it pays. Each harvest looks
- * at some entries whose frames others pay for, until all of the file's have been looked at since
- * such a frame was left. Who has no room pays for as many as fit, and joins no others' meanwhile.
+ * for some milliseconds at entries whose frames others pay for, until all of the file's have been
+ * looked at since such a frame was left. Who has no room pays for as many as fit, and joins no
+ * others' meanwhile.
  */
 static void adopt(struct pofs_inode *pi)
 {
 	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
 	u64 left = atomic64_read(&domain->left);
 	struct mem_cgroup *payer;
-	int looks, ret = 0;
+	/* Reclaim in the payer's cgroup may take long. */
+	unsigned long end = jiffies + msecs_to_jiffies(10);
+	int looks = ADOPT_LOOKS, ret = 0;
 
 	if (left == READ_ONCE(pi->adopted) || pofs_no_adopt || !mutex_trylock(&domain->adopting))
 		return;
 	payer = pofs_payer_get(&pi->payer);
 	if (!pi->adopt_at)
 		pi->adopt_left = left;
-	for (looks = payer && !(pi->owes && time_before(jiffies, pi->adopt_after)) ? ADOPT_LOOKS : 0; looks && !ret; looks--) {
+	if (!payer || (pi->owes && time_before(jiffies, pi->adopt_after)))
+		looks = 0;
+	for (; looks && !ret && time_before_eq(jiffies, end); looks--) {
 		if (!xa_find(&pi->merged, &pi->adopt_at, ULONG_MAX, POFS_MARK)) {
 			WRITE_ONCE(pi->adopted, pi->adopt_left);
 			WRITE_ONCE(pi->owes, false);

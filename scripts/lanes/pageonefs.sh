@@ -70,7 +70,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, a page is in its file before it is whole" "$kernel" 300 'OPTIONS=no_whole_page=1,slow=3000,slow_around=1500 TESTS=whole_pages MUST_FAIL=1' || failed=1
     boot "Linux $version, contents are not compared" "$kernel" 300 'OPTIONS=no_compare=1 TESTS=hammer MUST_FAIL=1' || failed=1
     # The fuzzer of accounts finds each of these, too.
-    # That no_room_wait is off `full_holes` finds, and the fuzzer does not.
+    # That no_room_wait is off `full_holes` finds, that no_adopt is `memcg_left`, and the fuzzer does not.
     for guard in no_copy_room no_commit no_first_check no_payer no_figures no_user_bound no_fork_bound; do
         boot "Linux $version, $guard" "$kernel" 300 "OPTIONS=$guard=1 TESTS=none ACCOUNTS=60 MUST_FAIL=1" || failed=1
     done

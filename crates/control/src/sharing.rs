@@ -58,7 +58,7 @@ pub struct Cell {
     /// They were looked at and are unique so far.
     #[serde(skip_serializing_if = "is_zero")]
     pub unshared: u32,
-    /// They change too fast to be merged.
+    /// They were written within the last two merge periods.
     #[serde(skip_serializing_if = "is_zero")]
     pub volatile: u32,
     /// Untouched, not looked at yet, or not managed.

@@ -112,7 +112,7 @@ states! {
         Pending "pending",
         /// Pages wait after a write: it does direct I/O.
         Cooling "cooling",
-        /// Pages change too often.
+        /// Pages were written within the last two merge periods.
         Volatile "volatile",
         /// No other page of its domain equals its pages.
         Unique "unique",

@@ -82,8 +82,8 @@ metrics! {
         Gauge pages_recycled: u64 [Pages, "RECYC" 5, "freed by it, taken back"];
         /// Pages that were looked at and are unique so far.
         Gauge pages_unshared: u64 [Pages, "UNSHARED" 8, "unique so far"];
-        /// Pages that change too fast to be merged.
-        Gauge pages_volatile: u64 [Pages, "VOLAT" 5, "changes too fast"];
+        /// Pages that were written within the last two merge periods.
+        Gauge pages_volatile: u64 [Pages, "VOLAT" 5, "written lately"];
     }
     [host <- domain client] {
         /// Bytes saved less every byte of cost: ledgers, index, mappings, empty slots. A client's
@@ -197,7 +197,8 @@ metrics! {
     }
 }
 
-/// The metrics of a client that have columns on screens, from left to right.
+/// The metrics of a client that have columns on screens, from left to right. On a narrow screen the
+/// last are left out first.
 pub fn columns() -> impl Iterator<Item = &'static Metric> {
     METRICS.iter().filter(|metric| !metric.title.is_empty() && metric.is_in(Scope::Client))
 }

@@ -17,6 +17,26 @@ const REMARK: &str = "           ";
 
 /// Columns of a client's line: those of memory, mappings and CPU time.
 const COLUMNS: usize = 9;
+/// Characters of the columns beside them: process, guest and the longest state, with their gaps.
+const OTHERS: usize = 2 + 8 + 1 + 20 + 2 + "disconnected".len();
+
+impl Status {
+    /// The text on a terminal of this width: without the columns that do not fit, of which the last
+    /// of the table go first, as in `top`; longer lines are broken.
+    pub fn within(&self, width: usize) -> String {
+        output::text::fit(&format!("{self:width$}"), width)
+    }
+}
+
+/// The metrics that a client's line of this width has room for.
+fn shown(width: Option<usize>) -> impl Iterator<Item = &'static Metric> {
+    let mut left = width.unwrap_or(usize::MAX).saturating_sub(OTHERS);
+    columns().take(COLUMNS).take_while(move |metric| {
+        let fits = metric.width < left;
+        left = left.saturating_sub(metric.width + 1);
+        fits
+    })
+}
 
 /// Memory of so many pages.
 fn pages(pages: u64) -> String {
@@ -50,7 +70,7 @@ impl Display for Summary {
 }
 
 impl Display for Status {
-    /// Several lines, with line ends.
+    /// Several lines, with line ends. The format's width bounds the columns, not the other lines.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let metrics = &self.metrics;
         writeln!(
@@ -126,7 +146,7 @@ fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
         return Ok(());
     }
     write!(f, "  {:>8} {:<20}", "PID", "guest")?;
-    columns().take(COLUMNS).try_for_each(|metric| write!(f, " {:>1$}", metric.title, metric.width))?;
+    shown(f.width()).try_for_each(|metric| write!(f, " {:>1$}", metric.title, metric.width))?;
     writeln!(f, "  state")?;
     domain.clients.iter().try_for_each(|client| client_text(f, client))
 }
@@ -134,7 +154,7 @@ fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
 fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
     let metrics = &client.metrics;
     write!(f, "  {:>8} {:<20.20}", client.pid, printable(client.called()))?;
-    for metric in columns().take(COLUMNS) {
+    for metric in shown(f.width()) {
         let text = metrics.value(metric).map(|value| metric.unit.short(value.real())).unwrap_or_default();
         write!(f, " {text:>0$}", metric.width)?;
     }
@@ -166,7 +186,7 @@ fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
         writeln!(f, "{REMARK}{left} more could be merged and are left in huge pages (huge_page_share)")?;
     }
     if metrics.max_map_count_binds {
-        let remedy = "`sysctl vm.max_map_count=1048576` would let more in";
+        let remedy = format!("`sysctl vm.max_map_count={}` would let more in", kmem::procfs::ADVISED_MAP_COUNT);
         writeln!(f, "{REMARK}vm.max_map_count binds: only long runs are merged; {remedy}")?;
     }
     Ok(())
@@ -196,92 +216,4 @@ fn recycling_text(f: &mut Formatter<'_>, now: u64, recycling: &RecycleStatus) ->
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{ClientMetrics, HostMetrics, Remarks, Why};
-
-    #[test]
-    fn the_text_names_what_keeps_memory_from_merging() {
-        let dropped = RecycleStatus {
-            state: RecyclerState::Dropped,
-            why: Some("overwritten".into()),
-            ..RecycleStatus::default()
-        };
-        let metrics = ClientMetrics { max_map_count_binds: true, pages_kept_huge: 1280, ..ClientMetrics::default() };
-        let client = ClientStatus {
-            recycling: Some(dropped),
-            pid: 42,
-            name: "qemu".into(),
-            remarks: Remarks {
-                refused: Some("its memory is locked".into()),
-                unknown: Some("no file".into()),
-                outdated: Some("it is older".into()),
-                ..Remarks::default()
-            },
-            manager: Some("libvirt".into()),
-            guest: Some("123".into()),
-            guest_name: Some("web\n1".into()),
-            own_uuid: Some("1-A\u{1b}".into()),
-            rule: "default: by slice".into(),
-            why: Some(Why { code: crate::Reason::Volatile, text: "it changes".into() }),
-            metrics,
-            ..ClientStatus::default()
-        };
-        let domain = DomainStatus { paused: Some("no room".into()), clients: vec![client], ..DomainStatus::default() };
-        let refused = RefusedStatus { uid: 7, pid: 43, name: "bad\u{1b}".into(), reason: "it lied".into(), times: 3 };
-        let out = Status { domains: vec![domain], refused: vec![refused], ..Status::default() }.to_string();
-        for part in [
-            "dropped: overwritten",
-            "PAUSED: no room",
-            "not merged: its memory is locked",
-            "vm.max_map_count",
-            "5 MiB more could be merged",
-            "42 web1  ",
-            "program qemu, UUID 1-A\n",
-            "libvirt web1 123: default: by slice\n",
-            "guest not known: no file",
-            "its agent is of another build: it is older",
-            "volatile: it changes",
-            "43 bad                  uid 7: it lied (3 times)\n",
-        ] {
-            assert!(out.contains(part), "{part} in {out}");
-        }
-    }
-
-    #[test]
-    fn the_summary_lists_what_the_host_sums_over_its_domains() {
-        let metrics = HostMetrics { pages_sharing: 7, general_profit: -(3 << 20), ..HostMetrics::default() };
-        let headroom = |left| {
-            let metrics =
-                HostMetrics { unmerge_headroom_bytes: left, unmerge_bytes: 9 << 20, ..HostMetrics::default() };
-            Status { metrics, ..Status::default() }.to_string()
-        };
-        assert!(
-            headroom(Some(5 << 20))
-                .contains("headroom 5 MiB: if all that is merged were written, it would take 9 MiB\n")
-        );
-        let short = HostMetrics {
-            unmerge_headroom_seconds: Some(90.0),
-            unmerge_bytes_per_second: 3.0 * f64::from(1 << 20),
-            ..HostMetrics::default()
-        };
-        let (paused, no_agents) = (Some("it is short".into()), Some("it is old".into()));
-        let paused = Status { metrics: short, paused, no_agents, ..Status::default() }.to_string();
-        assert!(
-            paused.contains(
-                "3 MiB/s, as over the last minute: memory for 90 s\nPAUSED: it is short\nno agents: it is old\n"
-            ),
-            "{paused}"
-        );
-        assert!(headroom(Some(-(5 << 20))).contains("headroom SHORT of 5 MiB: "));
-        assert!(!headroom(None).contains("headroom"));
-        let out = Status { metrics, ..Status::default() }.to_string();
-        assert!(
-            out.contains(
-                "pages_shared 0 · pages_sharing 7 · pages_zero 0 · pages_recycled 0 · pages_unshared 0 · \
-                 pages_volatile 0 · general_profit -3 MiB · store_bytes 0 B · frame_bytes 0 B · frames_doubted_total 0\n"
-            ),
-            "{out}"
-        );
-    }
-}
+mod tests;

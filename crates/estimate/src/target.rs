@@ -108,7 +108,8 @@ impl fmt::Display for Note {
             Self::Mappings { targets } => write!(
                 f,
                 "{targets} of the targets would need more mappings than vm.max_map_count lets PageONE use; \
-                 the longest runs would be merged, or more after `sysctl vm.max_map_count=1048576`"
+                 the longest runs would be merged, or more after `sysctl vm.max_map_count={}`",
+                kmem::procfs::ADVISED_MAP_COUNT
             ),
         }
     }

@@ -118,9 +118,7 @@ pub(crate) fn rank(stopped: &Stopped) -> u8 {
 
 /// Whether the process is stopped by a signal. A debugger's stops are short as a rule.
 pub(crate) fn is_stopped(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name, in parentheses, may hold any characters.
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    procfs::Stat::of(Some(pid)).is_ok_and(|stat| stat.state() == Some('T'))
 }
 
 /// The process that traces a process's first thread, which one of its threads does.

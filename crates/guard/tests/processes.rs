@@ -129,8 +129,7 @@ fn start(how: Value) -> Place {
 }
 
 fn state(pid: u32) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(") ").next()?.chars().next()
+    kmem::procfs::Stat::of(Some(pid as i32)).ok()?.state()
 }
 
 fn signal(pid: u32, signal: i32) {

@@ -14,9 +14,11 @@ use std::time::Duration;
 
 mod direct_io;
 mod maps;
+mod stat;
 
 pub use direct_io::{Descriptor, descriptors, unpinned_io};
 pub use maps::{MapLine, Maps, Perms, count_maps, for_each_map};
+pub use stat::Stat;
 
 fn path(pid: Option<i32>, file: &str) -> String {
     match pid {
@@ -123,14 +125,13 @@ impl AsFd for StatusFile {
 pub fn is_stopped(pid: i32) -> io::Result<bool> {
     let mut stopped = false;
     for thread in threads(pid)? {
-        let stat = match read_to_string(format!("/proc/{pid}/task/{thread}/stat")) {
+        let stat = match Stat::of_thread(Some(pid), thread) {
             Ok(stat) => stat,
             // The thread has ended.
             Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH) => continue,
             Err(e) => return Err(e),
         };
-        // The name, in parentheses, may hold any characters.
-        match stat.rsplit(") ").next().and_then(|rest| rest.chars().next()) {
+        match stat.state() {
             Some('T' | 't') => stopped = true,
             Some('Z' | 'X') => {}
             _ => return Ok(false),
@@ -274,6 +275,9 @@ fn number_in(file: &str) -> io::Result<u64> {
     read_to_string(file)?.trim().parse().map_err(|_| invalid(file))
 }
 
+/// The value of [`max_map_count`] that large guests are advised to have: 16 times the default.
+pub const ADVISED_MAP_COUNT: usize = 1 << 20;
+
 /// `vm.max_map_count`: the most mappings that a process may have.
 pub fn max_map_count() -> io::Result<usize> {
     number_in("/proc/sys/vm/max_map_count").map(|count| count as usize)
@@ -302,12 +306,14 @@ fn parse_release(release: &str) -> (u32, u32) {
 /// The CPU time that all threads of a process have used, in user and kernel mode; usually in steps
 /// of 10 ms.
 pub fn cpu_time(pid: i32) -> io::Result<Duration> {
-    stat_time(&format!("/proc/{pid}/stat"))
+    let stat = Stat::of(Some(pid))?;
+    let ticks = stat.field(14)?.saturating_add(stat.field(15)?);
+    Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
 /// Page faults of a process that needed no disk (`minflt`), those of threads that have ended too.
 pub fn minor_faults(pid: i32) -> io::Result<u64> {
-    stat_field(pid, 10)
+    Stat::of(Some(pid))?.field(10)
 }
 
 /// When a process started, in clock ticks after boot. With its number this tells it from all others
@@ -317,32 +323,7 @@ pub fn minor_faults(pid: i32) -> io::Result<u64> {
 ///
 /// `NotFound` or `ESRCH`: the process is gone.
 pub fn start_time(pid: i32) -> io::Result<u64> {
-    stat_field(pid, 22)
-}
-
-fn stat_field(pid: i32, field: usize) -> io::Result<u64> {
-    let file = path(Some(pid), "stat");
-    parse_field(&read_to_string(&file)?, field).ok_or_else(|| invalid(file))
-}
-
-/// A field of `stat` behind the first two; see [`parse_ticks`].
-fn parse_field(stat: &str, field: usize) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(field - 3)?.parse().ok()
-}
-
-fn stat_time(file: &str) -> io::Result<Duration> {
-    let ticks = parse_ticks(&read_to_string(file)?).ok_or_else(|| invalid(file))?;
-    Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
-}
-
-/// The sum of fields 14 and 15 of `stat`. Field 2, the name, may hold any characters, so fields are
-/// counted from the last parenthesis.
-fn parse_ticks(stat: &str) -> Option<u64> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut times = rest.split_whitespace().skip(11);
-    let user: u64 = times.next()?.parse().ok()?;
-    let system: u64 = times.next()?.parse().ok()?;
-    Some(user + system)
+    Stat::of(Some(pid))?.field(22)
 }
 
 /// A file to be read line by line. The buffer is as large as the piece that the kernel fills at

@@ -33,10 +33,10 @@ struct MmMap {
 
 const _: () = assert!(size_of::<MmMap>() == 104 && std::mem::offset_of!(MmMap, exe_fd) == 100);
 
-/// Fields of `/proc/self/stat`, counted from the one behind the program's name.
-const START_CODE: usize = 23;
-const START_STACK: usize = 25;
-const START_DATA: usize = 42;
+/// Fields of `/proc/self/stat`.
+const START_CODE: usize = 26;
+const START_STACK: usize = 28;
+const START_DATA: usize = 45;
 
 /// Has the kernel show these bytes as the words and the environment of this process: each word, and
 /// each variable, ends with a zero. Any address may be given; what is not anonymous memory shows as
@@ -46,10 +46,8 @@ const START_DATA: usize = 42;
 ///
 /// `EINVAL`: the kernel lacks `CONFIG_CHECKPOINT_RESTORE`. `InvalidData`: `stat` has other fields.
 pub fn show(words: Range, environment: Range) -> io::Result<()> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    let rest = stat.rsplit(") ").next().unwrap_or_default();
-    let fields: Vec<u64> = rest.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
-    let at = |index: usize| fields.get(index).copied().ok_or(io::ErrorKind::InvalidData);
+    let stat = crate::procfs::Stat::of(None)?;
+    let at = |number| stat.field(number);
     let map = MmMap {
         start_code: at(START_CODE)?,
         end_code: at(START_CODE + 1)?,

@@ -17,4 +17,4 @@ pub mod text;
 pub use file::{Existing, FileError, OutputFile};
 pub use progress::{Progress, Shown};
 pub use socket::Socket;
-pub use stdout::{Stdout, StdoutError, is_closed, print, say};
+pub use stdout::{Stdout, StdoutError, is_closed, print, say, width};

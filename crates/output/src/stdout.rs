@@ -79,6 +79,12 @@ fn write(bytes: &[u8]) -> Result<(), StdoutError> {
     Ok(out.write_all(bytes).and_then(|()| out.flush())?)
 }
 
+/// The columns of the terminal that standard output is; none: it is another file, or has none.
+pub fn width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
+}
+
 /// Writes a text to standard error, and ends the line; [`note`](crate::note) calls it.
 pub fn say(text: Arguments<'_>) {
     // In one piece: other processes write there, too.

@@ -38,6 +38,33 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// Breaks the lines that are longer than `width` characters, where there are dots between parts,
+/// else between words. What goes on is indented by two characters more.
+pub fn fit(text: &str, width: usize) -> String {
+    let mut out = String::with_capacity(text.len() + 64);
+    for line in text.lines() {
+        let words = line.trim_start();
+        let indent = line.len() - words.len();
+        let gap = if words.contains(" · ") { " · " } else { " " };
+        let mut column = 0;
+        for word in words.split(gap) {
+            let length = word.chars().count();
+            if column == 0 {
+                column = indent + length;
+                let _ = write!(out, "{:indent$}{word}", "");
+            } else if line.chars().count() > width && column + gap.chars().count() + length > width {
+                column = indent + 2 + length;
+                let _ = write!(out, "{}\n{:2$}{word}", gap.trim_end(), "", indent + 2);
+            } else {
+                column += gap.chars().count() + length;
+                let _ = write!(out, "{gap}{word}");
+            }
+        }
+        out.push('\n');
+    }
+    out
+}
+
 /// A message, as [`shown`]. A line that is not its first is indented: a name with a line feed in it
 /// begins no message of its own.
 pub fn note(text: &str) -> String {
@@ -54,6 +81,14 @@ mod tests {
         assert_eq!(shown("a\x1b[2Jb\rc\u{9b}d\u{202e}e"), "a\\u001b[2Jb\\u000dc\\u009bd\\u202ee");
         assert_eq!(printable("a\x1b[2J\nb\u{7f}\u{2066}c"), "a[2Jbc");
         assert_eq!(note("no web\npageone: all is well\n"), "no web\n  pageone: all is well");
+    }
+
+    #[test]
+    fn long_lines_are_broken_between_their_parts_and_short_ones_stay() {
+        assert_eq!(fit("a  b\n\n    c   d\n", 9), "a  b\n\n    c   d\n");
+        assert_eq!(fit("  one two three\n", 9), "  one two\n    three\n");
+        assert_eq!(fit(" a 1 · b 2 · c 3\n", 10), " a 1 · b 2 ·\n   c 3\n");
+        assert_eq!(fit("überlang\n", 3), "überlang\n");
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Quiet {
 /// The option of each command whose answer programs read, too.
 #[derive(Clone, Copy, clap::Args)]
 pub(crate) struct Json {
-    /// Answer in JSON; of a series each has a line
+    /// Answer in JSON
     #[arg(long)]
     json: bool,
 }

@@ -137,8 +137,7 @@ fn pressure(what: &str) -> Option<f64> {
 
 /// Field `number` of a process's `stat`, counted from 1, as proc_pid_stat(5) does.
 fn stat(pid: i32, number: usize) -> f64 {
-    let text = read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    text.rsplit_once(')').unwrap().1.split_whitespace().nth(number - 3).unwrap().parse().unwrap()
+    kmem::procfs::Stat::of(Some(pid)).unwrap().field(number).unwrap() as f64
 }
 
 /// CPU seconds of the agent's threads in a process.

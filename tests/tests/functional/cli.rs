@@ -124,7 +124,7 @@ fn doctor_shows_commands_and_runs_none_unasked() {
     let before = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let out = pageone(tempfile::tempdir().unwrap().path(), &["doctor", "--fix", &std::process::id().to_string()]);
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    let is_low = before.trim().parse::<u64>().unwrap() < 262_144;
+    let is_low = before.trim().parse::<u64>().unwrap() < kmem::procfs::ADVISED_MAP_COUNT as u64;
     assert_eq!(text.contains("\nsysctl -w vm.max_map_count="), is_low, "{text}");
     assert_eq!(std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap(), before);
     let out = pageone(tempfile::tempdir().unwrap().path(), &["doctor", "--fix", "--apply"]);
@@ -187,6 +187,22 @@ fn what_the_environment_says_is_not_shown_as_if_it_were_typed() {
     let help = Command::new(program("pageone")).args(["pool", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     assert!(help.contains("PAGEONE_DIR") && help.contains("PAGEONE_POOLS"), "{help}");
+}
+
+#[test]
+fn status_fits_a_terminal_and_is_whole_elsewhere() {
+    let daemon = Daemon::start();
+    let longest =
+        |out: Output| String::from_utf8(out.stdout).unwrap().lines().map(|line| line.trim_end().chars().count()).max();
+    let on_terminal = |option: &str| {
+        let (program, dir) = (program("pageone"), daemon.dir.path());
+        let line = format!("stty cols 60; {} --dir {} status {option}", program.display(), dir.display());
+        Command::new("script").args(["-qec", &line, "/dev/null"]).output()
+    };
+    let Ok(narrow) = on_terminal("") else { return skipped("no script (util-linux)") };
+    assert!(longest(narrow) <= Some(60));
+    assert!(longest(on_terminal("--wide").unwrap()) > Some(100));
+    assert!(longest(daemon.pageone(&["status"]).output().unwrap()) > Some(100));
 }
 
 #[test]

@@ -63,6 +63,10 @@ fn a_damaged_superblock_is_said_and_repaired() {
     let text = String::from_utf8(out.stdout).unwrap();
     assert_eq!(out.status.code(), Some(1), "{text}");
     assert!(text.contains("the superblock of class capacity is damaged at byte 0"), "{text}");
+    let out = pool(dir.path(), &["check", "one", "--read-only", "--json"]);
+    let found: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((out.status.code(), found["findings"].as_array().unwrap().len()), (Some(1), 1), "{found}");
+    assert_eq!((found["mblocks"].as_u64(), found["read_bytes"].as_u64()), (Some(0), Some(0)), "{found}");
     assert!(ok(dir.path(), &["check", "one"]).contains("repaired"));
     assert!(!ok(dir.path(), &["check", "one", "--read-only"]).contains("damaged"));
 }

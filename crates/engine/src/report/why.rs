@@ -5,6 +5,7 @@
 
 use control::{ClientMetrics, ClientState, Reason, Why};
 use kmem::PAGE_SIZE;
+use kmem::procfs::ADVISED_MAP_COUNT;
 
 /// No reason is told when this part of what could be merged is.
 const WELL: f64 = 0.9;
@@ -72,8 +73,10 @@ pub(super) fn why(known: &Known<'_>) -> Option<Why> {
         return nothing_marked(known);
     }
     if metrics.max_map_count_binds {
-        let text = "vm.max_map_count leaves no room for more mappings, so only long runs are merged; \
-                    `sysctl vm.max_map_count=1048576` would let more in";
+        let text = format!(
+            "vm.max_map_count leaves no room for more mappings, so only long runs are merged; \
+             `sysctl vm.max_map_count={ADVISED_MAP_COUNT}` would let more in"
+        );
         return of(Reason::Mappings, text);
     }
     if let Some((code, text)) = known.limited {
@@ -158,8 +161,8 @@ fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
             None => of(
                 Reason::Volatile,
                 format!(
-                    "{} MiB change too often to be merged: in less than two merge periods; a shorter merge_period merges \
-                     what rests in between",
+                    "{} MiB were written within the last two merge periods; what rests for longer is merged, and a shorter \
+                     merge_period merges what rests in between",
                     mib(largest)
                 ),
             ),

@@ -34,8 +34,7 @@ pub(super) fn contained(root: &Path, pid: i32) -> Option<Guest> {
 
 /// The process itself as a tenant: its number and when it started, which no other process has.
 pub(super) fn own(root: &Path, pid: i32) -> Tenant {
-    let stat = read_kernel(&root.join(format!("proc/{pid}/stat"))).unwrap_or_default();
-    Tenant::new("process", format!("{pid}-{}", start(&stat).unwrap_or(0)))
+    Tenant::new("process", format!("{pid}-{}", start(root, pid).unwrap_or(0)))
 }
 
 /// A process of which not even the manager is known: why, and the remedy.
@@ -49,12 +48,13 @@ pub(super) fn unknown(root: &Path, pid: i32, why: &str) -> Guest {
 pub(super) fn started(root: &Path, pid: i32) -> Option<SystemTime> {
     let boot = read_kernel(&root.join("proc/stat")).ok()?;
     let boot = boot.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())?;
-    let ticks = start(&read_kernel(&root.join(format!("proc/{pid}/stat"))).ok()?)?;
+    let ticks = start(root, pid)?;
     let after = Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64);
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(boot))?.checked_add(after)
 }
 
-/// Field 22 of `stat`, clock ticks after boot; field 2, the name, may hold anything.
-pub(super) fn start(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+/// When a process started, in clock ticks after boot.
+fn start(root: &Path, pid: i32) -> Option<u64> {
+    let stat = read_kernel(&root.join(format!("proc/{pid}/stat"))).ok()?;
+    kmem::procfs::Stat::from_text(stat).field(22).ok()
 }

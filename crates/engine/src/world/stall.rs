@@ -217,8 +217,7 @@ impl Stalls {
 
 /// Whether a thread of this process sleeps. One that is ready and only waits for a CPU does not.
 fn is_asleep(tid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('R'))
+    kmem::procfs::Stat::of_thread(None, tid).is_ok_and(|stat| stat.state() != Some('R'))
 }
 
 /// How long a thread has run, or waited for a CPU (schedstat, in the kernel's

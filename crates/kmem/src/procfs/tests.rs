@@ -110,16 +110,14 @@ fn many_mappings_are_all_listed() {
 }
 
 #[test]
-fn fields_of_stat_are_told_from_each_other() {
-    let stat = "7 (a) b) S 1 2 3 4 5 6 777 8 9 10 11 12";
-    assert_eq!((parse_field(stat, 10), parse_field("7 (a) S 1", 10)), (Some(777), None));
+fn start_and_faults_of_this_process_are_known() {
     let own = std::process::id() as i32;
     assert!(start_time(own).unwrap() > 0 && start_time(own).unwrap() == start_time(own).unwrap());
     assert!(minor_faults(std::process::id() as i32).unwrap() > 0);
 }
 
 fn sleeping(pid: i32) -> bool {
-    read_to_string(format!("/proc/{pid}/stat")).unwrap().rsplit_once(") ").unwrap().1.starts_with('S')
+    Stat::of(Some(pid)).unwrap().state() == Some('S')
 }
 
 #[test]
@@ -216,14 +214,6 @@ fn parses_meminfo() {
 }
 
 #[test]
-fn parses_stat() {
-    let stat = "42 (a) b (c) R 1 2 3 0 -1 4194304 10 11 12 13 1500 250 7 8 20 0 1 0 99";
-    assert_eq!(parse_ticks(stat), Some(1750));
-    assert_eq!(parse_ticks("42 (a"), None);
-    assert_eq!(parse_ticks("42 (a) R 1 2"), None);
-}
-
-#[test]
 fn cpu_time_grows() {
     let pid = std::process::id() as i32;
     let before = cpu_time(pid).unwrap();
@@ -274,4 +264,27 @@ fn a_process_is_stopped_when_all_of_its_threads_are() {
     process.send_signal(libc::SIGCONT).unwrap();
     soon("it goes on", &|| !is_stopped(child.0).unwrap());
     assert!(is_stopped(i32::MAX).is_err());
+}
+
+#[test]
+fn a_name_cannot_look_like_other_fields() {
+    let of = |text: &str| Stat::from_text(text.into());
+    let stat = of("42 (a) b (c) R 1 2 3 0 -1 4194304 10 11 12 13 1500 250 7 8 20 0 1 0 99");
+    assert_eq!((stat.state(), stat.field(4).ok(), stat.field(14).ok()), (Some('R'), Some(1), Some(1500)));
+    assert_eq!(stat.field(25).ok(), None);
+    for number in [0, 2, 3, 8, 26] {
+        assert_eq!(stat.field(number).unwrap_err().kind(), io::ErrorKind::InvalidData, "{number}");
+    }
+    for text in ["", "42 (a", "42 (a)", ") ) ", "7 (a) S 1"] {
+        assert!(of(text).field(10).is_err(), "{text}");
+    }
+    assert_eq!((of("42 (a").state(), of("42 (a)").state(), of("7 (a)Z 1").state()), (None, None, Some('Z')));
+}
+
+#[test]
+fn this_process_runs_and_so_does_its_thread() {
+    let own = std::process::id() as i32;
+    assert_eq!(Stat::of_thread(None, rustix::thread::gettid().as_raw_nonzero().get()).unwrap().state(), Some('R'));
+    assert_eq!(Stat::of(None).unwrap().field(22).unwrap(), start_time(own).unwrap());
+    assert!(Stat::of(Some(i32::MAX)).is_err());
 }

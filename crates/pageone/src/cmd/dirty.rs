@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Clients to report [default: all]
     #[arg(value_name = "PID|NAME|UUID")]
     targets: Vec<String>,
-    /// Seconds between two reports
+    /// Seconds between two reports; in JSON each is a line
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     interval: f64,
     /// End after this many reports [default: never]

@@ -289,6 +289,8 @@ enum Command {
         /// Open the rest of a pool that has lost metadata or a class; implies --read-only
         #[arg(long)]
         salvage: bool,
+        #[command(flatten)]
+        json: Json,
     },
     /// List the checkpoints in a pool
     Ls {
@@ -378,10 +380,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let text = show(&pool)?;
             json.print(&show_json(&pool)?, || text)?;
         }
-        Command::Check { name, metadata, read_only, salvage } => {
+        Command::Check { name, metadata, read_only, salvage, json } => {
             let access = if *read_only { Access::Shared } else { Access::Exclusive };
             let path = registry.find(name)?;
-            check(&Pool::open(&path, OpenOptions { access, salvage: *salvage, ..OpenOptions::default() })?, !metadata)?;
+            let depth = if *metadata { Depth::Metadata } else { Depth::Data };
+            check(
+                &Pool::open(&path, OpenOptions { access, salvage: *salvage, ..OpenOptions::default() })?,
+                depth,
+                *json,
+            )?;
         }
         Command::Ls { name, json } => kept::ls(names, name, *json)?,
         Command::Du { name, json } => kept::du(&names.open_soon(name, Access::Shared)?, *json)?,
@@ -467,14 +474,16 @@ fn show_json(pool: &Pool) -> Result<serde_json::Value> {
     }))
 }
 
-fn check(pool: &Pool, data: bool) -> Result<()> {
-    let report = pool.check(if data { Depth::Data } else { Depth::Metadata }).context("cannot look at the pool")?;
-    for finding in &report.findings {
-        output::line!("{finding}")?;
-    }
-    output::line!("{} mblocks, {} logs, {} of data read", report.mblocks, report.logs, size(report.bytes))?;
-    let kept = kept::check(pool, data)?;
-    ensure!(report.is_clean() && kept == 0, "{} findings", report.findings.len() + kept);
+fn check(pool: &Pool, depth: Depth, json: Json) -> Result<()> {
+    let report = pool.check(depth).context("cannot look at the pool")?;
+    let kept = kept::check(pool, depth)?;
+    let findings: Vec<_> = report.findings.iter().map(ToString::to_string).chain(kept.iter().cloned()).collect();
+    let (mblocks, logs, bytes) = (report.mblocks, report.logs, report.bytes);
+    json.print(&json!({ "findings": findings, "mblocks": mblocks, "mlogs": logs, "read_bytes": bytes }), || {
+        let lines: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
+        format!("{lines}{mblocks} mblocks, {logs} logs, {} of data read\n", size(bytes))
+    })?;
+    ensure!(report.is_clean() && kept.is_empty(), "{} findings", findings.len());
     Ok(())
 }
 

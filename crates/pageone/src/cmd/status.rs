@@ -12,10 +12,14 @@ use crate::paths;
 pub(crate) struct Args {
     #[command(flatten)]
     json: Json,
+    /// Show all columns and whole lines, also on a terminal that is too narrow for them
+    #[arg(long)]
+    wide: bool,
 }
 
 /// Prints the status.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let status = control::client::status(&paths::candidates(dir))?;
-    args.json.print(&status, || status.to_string())
+    let width = output::width().filter(|_| !args.wide);
+    args.json.print(&status, || width.map_or_else(|| status.to_string(), |width| status.within(width)))
 }

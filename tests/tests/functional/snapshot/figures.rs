@@ -83,10 +83,8 @@ fn wait_until_it_rests(guest: &mut Guest) {
 /// CPU time of processes so far, those that they have waited for included; ms.
 fn cpu_ms(pids: &[i32]) -> f64 {
     let one = |pid: &i32| {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        let numbers: Vec<f64> =
-            text.rsplit(')').next().unwrap().split(' ').map(|n| n.parse().unwrap_or_default()).collect();
-        numbers[12..16].iter().sum::<f64>() * 10.0
+        let stat = kmem::procfs::Stat::of(Some(*pid)).unwrap();
+        (14..18).map(|number| stat.field(number).unwrap()).sum::<u64>() as f64 * 10.0
     };
     pids.iter().map(one).sum()
 }

@@ -136,15 +136,8 @@ impl Drop for Governing {
 
 /// CPU time of a process and its ended children, in seconds.
 fn tree_cpu(pid: i32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let ticks: u64 = stat
-        .rsplit_once(')')
-        .map_or("", |(_, rest)| rest)
-        .split_whitespace()
-        .skip(11)
-        .take(4)
-        .filter_map(|word| word.parse::<u64>().ok())
-        .sum();
+    let stat = kmem::procfs::Stat::of(Some(pid));
+    let ticks: u64 = stat.map_or(0, |stat| (14..18).filter_map(|number| stat.field(number).ok()).sum());
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 

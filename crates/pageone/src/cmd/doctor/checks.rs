@@ -183,17 +183,16 @@ fn ptrace() -> Check {
 }
 
 fn max_map_count() -> Check {
-    const GOOD: usize = 262_144;
-    let name = "vm.max_map_count";
+    let (name, good) = ("vm.max_map_count", kmem::procfs::ADVISED_MAP_COUNT);
     match kmem::procfs::max_map_count() {
-        Ok(count) if count >= GOOD => Check::ok(name, count),
+        Ok(count) if count >= good => Check::ok(name, count),
         Ok(count) => {
             let remedy = format!(
-                "enough for about {} runs a guest; `sysctl vm.max_map_count={GOOD}` lets large guests merge more, until \
+                "enough for about {} runs a guest; `sysctl vm.max_map_count={good}` lets large guests merge more, until \
                  the host boots: a file in /etc/sysctl.d keeps it",
                 count / 3
             );
-            Check::note(name, count, remedy).safe_fix(format!("sysctl -w vm.max_map_count={GOOD}"))
+            Check::note(name, count, remedy).safe_fix(format!("sysctl -w vm.max_map_count={good}"))
         }
         Err(e) => Check::note(name, e, "mount /proc"),
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use checkpoint::{Catalog, Checkpoint, OpenError, Repacked, Repacking, Wrong};
 use control::units::size;
-use mpool::{Access, BLOCK, Pool};
+use mpool::{Access, BLOCK, Depth, Pool};
 use output::Progress;
 use output::text::printable;
 use serde_json::json;
@@ -157,32 +157,26 @@ fn in_turns(
     }
 }
 
-/// Checks the records of checkpoints against their maps, in a pool of checkpoints; prints what is
-/// wrong, and gives the number of findings. With `data` compressed pages are decoded.
-pub(super) fn check(pool: &Pool, data: bool) -> Result<usize> {
+/// Checks the records of checkpoints against their maps, in a pool of checkpoints; says what is
+/// wrong. With the data compressed pages are decoded.
+pub(super) fn check(pool: &Pool, depth: Depth) -> Result<Vec<String>> {
     if pool.mblocks().is_empty() {
-        return Ok(0);
+        return Ok(Vec::new());
     }
     let mut catalog = match Catalog::open(pool) {
         Ok(catalog) => catalog,
         // A pool of another program has a root MDC of its own.
-        Err(OpenError::Foreign | OpenError::Format) => return Ok(0),
-        Err(e) => {
-            output::line!("{:#}", anyhow::Error::from(e))?;
-            return Ok(1);
-        }
+        Err(OpenError::Foreign | OpenError::Format) => return Ok(Vec::new()),
+        Err(e) => return Ok(vec![format!("{:#}", anyhow::Error::from(e))]),
     };
     let mut findings = catalog.check(match pool.props().access {
         Access::Exclusive => Wrong::Repair,
         Access::Shared => Wrong::Report,
     })?;
-    if data {
+    if depth == Depth::Data {
         findings.extend(catalog.check_compressed());
     }
-    for finding in &findings {
-        output::line!("{finding}")?;
-    }
-    Ok(findings.len())
+    Ok(findings.iter().map(ToString::to_string).collect())
 }
 
 #[cfg(test)]

@@ -351,7 +351,7 @@ impl Facts<'_> {
             Check::note(
                 "mappings",
                 format!("{} of the most that vm.max_map_count allows: only long runs are merged", metrics.mappings),
-                "`sysctl vm.max_map_count=1048576` lets more in",
+                format!("`sysctl vm.max_map_count={}` lets more in", kmem::procfs::ADVISED_MAP_COUNT),
             )
         })
     }

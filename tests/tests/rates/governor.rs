@@ -94,6 +94,7 @@ fn the_cpu_limit_holds_over_every_ten_seconds() {
         let governor = governor(&daemon);
         let reason = governor["reason"].as_str().unwrap();
         let binds = reason.contains("pages due") && reason.ends_with("of 4 %: the CPU limit binds");
+        println!("{governor}");
         binds.then_some(governor)
     });
     assert_eq!(governor["max_cpu_percent"], limit);

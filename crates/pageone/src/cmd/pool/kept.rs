@@ -102,7 +102,7 @@ pub(super) fn remove(pool: &Pool, name: &str) -> Result<()> {
 /// Repacks the data mblocks, and says what that did.
 pub(super) fn repack((names, name): (&Names, &str), compress: Option<usize>, quiet: Quiet, json: Json) -> Result<()> {
     let progress = quiet.progress();
-    let done = in_turns((names, name), Repacking::new(compress), &progress, TURN)?;
+    let done = in_turns((names, name), Repacking::new(compress), &progress, |planned| planned * 3 + TURN)?;
     drop(progress);
     let bytes = |pages: u64| pages * BLOCK as u64;
     let value = json!({
@@ -127,13 +127,13 @@ pub(super) fn repack((names, name): (&Names, &str), compress: Option<usize>, qui
     Ok(())
 }
 
-/// Repacks. Closes the pool for those who wait for it, after `turn` and three times what it took to
-/// see what is to be moved, and goes on behind them.
+/// Repacks. Closes the pool for those who wait for it, and goes on behind them. `turn`: the least
+/// time until then, by what it took to see what is to be moved.
 fn in_turns(
     (names, name): (&Names, &str),
     mut all: Repacking,
     progress: &Progress,
-    turn: Duration,
+    turn: impl Fn(Duration) -> Duration,
 ) -> Result<Repacked> {
     progress.begin(&format!("repacking {name}"), Some(0));
     let mut pool = names.open_soon(name, Access::Exclusive)?;
@@ -142,7 +142,7 @@ fn in_turns(
         let each = &mut |moved, left| {
             progress.inc(moved);
             progress.set_length(progress.position() + left);
-            let until = *until.get_or_insert_with(|| begin + begin.elapsed() * 4 + turn);
+            let until = *until.get_or_insert_with(|| Instant::now() + turn(begin.elapsed()));
             if Instant::now() >= until && pool.is_awaited() {
                 ControlFlow::Break(())
             } else {

@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use support::client;
@@ -18,10 +19,69 @@ fn client() {
 }
 
 fn start(pages: usize, sabotage: &str) -> (Daemon, Program, Store) {
+    let (daemon, program, store, _) = start_at(pages, sabotage);
+    (daemon, program, store)
+}
+
+/// The same, and where the program's pages are.
+fn start_at(pages: usize, sabotage: &str) -> (Daemon, Program, Store, Pages) {
     let mut daemon = Daemon::new();
     let mut program = Program::start(&daemon.socket, Some(sabotage));
-    let store = daemon.manage(&mut program, pages);
-    (daemon, program, store)
+    let start: u64 = program.ask(&format!("map {pages}")).parse().unwrap();
+    assert_eq!(program.ask("mark"), "0");
+    let store = daemon.adopt(start, pages);
+    let pages = Pages { pid: program.pid(), start: start as usize };
+    (daemon, program, store, pages)
+}
+
+/// The pages of a program.
+#[derive(Clone, Copy)]
+struct Pages {
+    pid: i32,
+    start: usize,
+}
+
+/// What a page is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Now {
+    /// The program's own memory.
+    Own,
+    /// Taken away, or not given back yet.
+    Gone,
+    /// A frame of the store.
+    Frame,
+}
+
+impl Pages {
+    fn now(self, page: usize) -> Now {
+        let address = self.start + page * support::PAGE;
+        let mut is_frame = false;
+        let maps = kmem::procfs::for_each_map(Some(self.pid), |line| {
+            is_frame |= line.path.contains("memfd:") && line.range.contains(&kmem::Range::new(address, 1));
+        });
+        maps.unwrap();
+        let mut entry = [0; 8];
+        let pagemap = std::fs::File::open(format!("/proc/{}/pagemap", self.pid)).unwrap();
+        pagemap.read_exact_at(&mut entry, (address / support::PAGE * 8) as u64).unwrap();
+        // Present, or swapped out (Documentation/admin-guide/mm/pagemap.rst).
+        let is_there = u64::from_ne_bytes(entry) >> 62 != 0;
+        if is_frame {
+            Now::Frame
+        } else if is_there {
+            Now::Own
+        } else {
+            Now::Gone
+        }
+    }
+}
+
+/// Waits until something holds.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
@@ -127,11 +187,7 @@ fn signals_reach_threads_that_do_not_block_them() {
     };
     let open = || std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap().flatten().filter(is_open).count();
     // On a busy machine a thread may have no name yet.
-    let begin = Instant::now();
-    while open() != 2 {
-        assert!(begin.elapsed() < Duration::from_secs(20), "{} threads take signals, not two", open());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("two threads take signals", || open() == 2);
 }
 
 #[test]
@@ -157,24 +213,24 @@ fn a_child_copied_in_the_middle_of_a_window_has_its_memory() {
 fn a_child_copied_while_pages_are_taken_away_or_given_back_has_its_memory() {
     // Not a guard that is missing: after each of its pauses of a second a window maps one of the
     // pages that it has taken away.
-    let (mut daemon, mut program, store) = start(512, "slow-take");
+    let (mut daemon, mut program, store, pages) = start_at(512, "slow-take");
     let runs = store.runs(20..23);
     let merging = std::thread::spawn(move || {
         let outcomes = daemon.merge(1, &runs);
         (daemon, outcomes)
     });
-    std::thread::sleep(Duration::from_millis(1500));
-    for _ in 0..2 {
+    for page in 20..22 {
+        until("a page is taken", || pages.now(page) != Now::Own);
         assert_eq!(program.ask("fork-raw"), "0");
-        std::thread::sleep(Duration::from_millis(700));
+        until("a page is mapped", || pages.now(page) == Now::Frame);
     }
     let (mut daemon, outcomes) = merging.join().unwrap();
     assert_eq!(outcomes, [20, 21, 22].map(|page| (page, Outcome::Merged)), "though forks came between");
     assert_eq!(program.ask("check 0 512"), "0");
     // They are filled a second after untouched memory took their place.
     daemon.send(&ToAgent::Detach, &[]);
-    for _ in 0..3 {
-        std::thread::sleep(Duration::from_millis(400));
+    for page in 20..23 {
+        until("a page is given back", || pages.now(page) != Now::Frame);
         assert_eq!(program.ask("fork-raw"), "0", "while memory is given back");
     }
     daemon.wait_for(|message| *message == ToDaemon::Detached);
@@ -188,7 +244,7 @@ fn only_those_wait_who_touch_a_page_that_was_taken() {
     if !kernel_can(MOVES) {
         return;
     }
-    let (mut daemon, mut program, store) = start(512, "slow-take");
+    let (mut daemon, mut program, store, pages) = start_at(512, "slow-take");
     let runs = [store.runs(20..21), store.runs(22..23)].concat();
     let merging = std::thread::spawn(move || daemon.merge(1, &runs));
     let mut write = |page: usize| {
@@ -196,9 +252,10 @@ fn only_those_wait_who_touch_a_page_that_was_taken() {
         program.ask(&format!("write {page} 7"));
         begin.elapsed()
     };
-    std::thread::sleep(Duration::from_millis(400));
-    let between = write(21);
-    std::thread::sleep(Duration::from_millis(1000));
+    let mut between = Duration::ZERO;
+    while pages.now(20) == Now::Own {
+        between = between.max(write(21));
+    }
     let taken = write(20);
     assert!(between < Duration::from_millis(300) && taken > Duration::from_millis(300), "{between:?}, {taken:?}");
     assert_eq!(merging.join().unwrap().len(), 2);
@@ -209,12 +266,12 @@ fn only_those_wait_who_touch_a_page_that_was_taken() {
 /// A process that shares the program's memory is left alone in the middle of a window; gives what
 /// it says then: how many pages are wrong.
 fn left_alone(sabotage: &str) -> Option<String> {
-    let (mut daemon, mut program, store) = start(512, sabotage);
+    let (mut daemon, mut program, store, pages) = start_at(512, sabotage);
     assert_eq!(program.ask("leave-process 0 512"), "0");
     let runs = store.runs(20..23);
     // It waits in vain for the outcome.
-    let _merging = std::thread::spawn(move || daemon.merge(1, &runs));
-    std::thread::sleep(Duration::from_millis(1500));
+    let merging = std::thread::spawn(move || daemon.merge(1, &runs));
+    until("a page is taken, or none will be", || pages.now(20) != Now::Own || merging.is_finished());
     let killed = std::process::Command::new("kill").args(["-9", &program.pid().to_string()]).status();
     assert!(killed.unwrap().success());
     program.answer()
@@ -232,10 +289,10 @@ fn without_the_check_a_process_that_shares_the_memory_waits_for_ever() {
 /// A child is made while memory is given back, and then another one, which inherits the first one's
 /// userfaultfd.
 fn two_children(sabotage: &str) -> String {
-    let (mut daemon, mut program, store) = start(512, sabotage);
+    let (mut daemon, mut program, store, pages) = start_at(512, sabotage);
     daemon.merge(1, &store.runs(20..21));
     daemon.send(&ToAgent::Detach, &[]);
-    std::thread::sleep(Duration::from_millis(400));
+    until("the page is given back", || pages.now(20) != Now::Frame);
     let answer = program.ask("fork-raw-twice");
     daemon.wait_for(|message| *message == ToDaemon::Detached);
     assert_eq!(program.ask("check 0 512"), "0");

@@ -5,8 +5,8 @@ CARGO ?= cargo
 MAKEFLAGS += --no-print-directory
 LANES := $(shell scripts/lane names)
 
-.PHONY: demo build book build-tests check test lint lint-aarch64 test-unit test-loom test-stress stress test-sabotage test-e2e \
-    test-functional test-hazards test-rates test-soak test-behaviour deb rpm clean $(LANES)
+.PHONY: demo build book build-tests check test lint lint-texts lint-code lint-aarch64 test-unit test-loom test-stress stress \
+    test-sabotage test-e2e test-functional test-hazards test-rates test-soak test-behaviour deb rpm clean $(LANES)
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -38,22 +38,27 @@ check:
 
 # BESIDE: functional tests that look at no process but their own, so that others may run at the same time.
 BESIDE = attach:: checkpoint:: snapshot::
-# All that CI runs. Steps that mostly wait run beside steps that mostly compute; these run at a lower priority.
+# All that CI runs. What mostly waits runs beside what mostly computes, and that at a lower priority.
 test: deps-test build-tests
-	scripts/side-by-side.sh '$(MAKE) test-unit' 'nice -n 5 $(MAKE) lint'
+	scripts/side-by-side.sh '$(MAKE) test-unit' 'nice -n 5 $(MAKE) lint-texts'
 	-@scripts/deps.sh ppr
 	scripts/side-by-side.sh '$(MAKE) test-functional WHICH="$(BESIDE:%=--skip %)"' '$(MAKE) test-functional WHICH="$(BESIDE)"' \
-	    '$(MAKE) test-hazards && nice -n 5 $(MAKE) test-behaviour'
+	    '$(MAKE) test-hazards && nice -n 5 $(MAKE) test-behaviour && $(MAKE) test-soak' \
+	    'nice -n 15 $(MAKE) lint-code test-loom test-stress STRESS_SECONDS=40 CLIPPY_DIR=target/clippy && nice -n 5 $(MAKE) test-sabotage'
 	$(MAKE) test-rates
-	scripts/side-by-side.sh '$(MAKE) test-soak' 'nice -n 5 $(MAKE) test-loom test-stress test-sabotage STRESS_SECONDS=40'
 
-# clippy comes last: it keeps other builds waiting, and beside it the unit tests must have begun.
-lint:
+lint: lint-texts lint-code
+
+lint-texts:
 	$(CARGO) fmt --all --check
 	scripts/floors.sh
 	$(CARGO) run --quiet --package house
 	scripts/licences.sh
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# CLIPPY_DIR: a place of its own, so that other builds need not wait.
+CLIPPY_DIR ?= $(or $(CARGO_TARGET_DIR),target)
+lint-code:
+	$(CARGO) clippy --workspace --all-targets --target-dir $(CLIPPY_DIR) -- -D warnings
 
 # The workspace's libraries and programs compile for aarch64. No cross compiler is needed: nothing is linked, and no crate
 # here has C code. Without rustup and its server there is no library to check with; that is said, and no error.

@@ -113,6 +113,8 @@ pub struct Pace {
     sampled: f64,
     /// CPU time charged so far, in seconds.
     cpu: f64,
+    /// When CPU time may be used again, in seconds.
+    held: f64,
     schedule: Schedule,
     advisor: Advisor,
     /// The advisor's `pages_to_scan`.
@@ -142,6 +144,7 @@ impl Pace {
             window: Window::default(),
             sampled: f64::NEG_INFINITY,
             cpu: 0.0,
+            held: 0.0,
             schedule: Schedule::default(),
             advisor: Advisor::default(),
             pages_to_scan: FIRST_PAGES,
@@ -236,10 +239,12 @@ impl Pace {
             && scan.cpu > NEAR * max_cpu * scan.took.min(Window::LENGTH)
     }
 
-    /// The scan under way, if pages of it are left.
+    /// The scan under way, if pages of it are left or the CPU limit makes its workers wait. They
+    /// may scan more than was found; then none is left for long.
     fn unfinished(&self, now: f64) -> Option<PacedScan> {
         let UnderWay { scan, began, cpu_before, .. } = self.under_way;
-        (self.left() > 0).then_some(PacedScan { took: now - began, cpu: self.cpu - cpu_before, ..scan })
+        let goes_on = self.left() > 0 || now < self.held;
+        goes_on.then_some(PacedScan { took: now - began, cpu: self.cpu - cpu_before, ..scan })
     }
 
     /// Charges CPU time. Returns how long to wait before using more, while `in_hand` is being used
@@ -251,7 +256,9 @@ impl Pace {
             self.sampled = at;
             self.window.note(at, self.cpu);
         }
-        if self.settings.max_cpu > 0.0 { self.bucket.spend(now, cpu, in_hand) } else { Duration::ZERO }
+        let wait = if self.settings.max_cpu > 0.0 { self.bucket.spend(now, cpu, in_hand) } else { Duration::ZERO };
+        self.held = at + wait.as_secs_f64();
+        wait
     }
 
     /// The last decision, with the present CPU time. The limit binds where it delays the scan under

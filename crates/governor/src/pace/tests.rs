@@ -70,9 +70,10 @@ fn the_limit_is_named_while_it_delays_the_first_scan() {
     };
     assert!((1..=5).all(|second| !scan_for(second)), "its time is not over");
     assert!((6..=20).all(scan_for));
-    // All of it was scanned: what comes now is as fast as it comes.
+    // Nothing is left of what was found, and its workers still wait for CPU time.
     pace.took(seconds(20.0), pace.left());
-    assert!(!pace.decision(seconds(20.0)).limited);
+    assert!(pace.decision(seconds(20.0)).limited);
+    assert!(!pace.decision(seconds(40.0)).limited, "they wait no longer");
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn many_random_crashes() {
     if let Some(seed) = number("MPOOL_SEED") {
         return live(seed, key.path());
     }
-    let end = 100 + number("MPOOL_CRASHES").unwrap_or(4000);
+    let end = 100 + number("MPOOL_CRASHES").unwrap_or(2000);
     let (next, bad) = (AtomicU64::new(100), Mutex::new(Vec::new()));
     let some = || {
         while let Some(seed) = Some(next.fetch_add(1, Relaxed)).filter(|&seed| seed < end) {

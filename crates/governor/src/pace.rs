@@ -239,16 +239,14 @@ impl Pace {
             && scan.cpu > NEAR * max_cpu * scan.took.min(Window::LENGTH)
     }
 
-    /// The scan under way, if pages of it are left or the CPU limit makes its workers wait. They
-    /// may scan more than was found; then none is left for long.
+    /// The scan under way, if pages are left or the CPU limit delays more than were found.
     fn unfinished(&self, now: f64) -> Option<PacedScan> {
         let UnderWay { scan, began, cpu_before, .. } = self.under_way;
-        let goes_on = self.left() > 0 || now < self.held;
-        goes_on.then_some(PacedScan { took: now - began, cpu: self.cpu - cpu_before, ..scan })
+        let scan = PacedScan { took: now - began, cpu: self.cpu - cpu_before, ..scan };
+        (self.left() > 0 || now < self.held).then_some(scan)
     }
 
-    /// Charges CPU time. Returns how long to wait before using more, while `in_hand` is being used
-    /// in other processes.
+    /// Charges CPU time. Returns how long to wait before more, while `in_hand` is used elsewhere.
     pub fn charge(&mut self, now: Duration, cpu: Duration, in_hand: Duration) -> Duration {
         self.cpu += cpu.as_secs_f64();
         let at = now.as_secs_f64();
@@ -256,9 +254,9 @@ impl Pace {
             self.sampled = at;
             self.window.note(at, self.cpu);
         }
-        let wait = if self.settings.max_cpu > 0.0 { self.bucket.spend(now, cpu, in_hand) } else { Duration::ZERO };
-        self.held = at + wait.as_secs_f64();
-        wait
+        let limited = (self.settings.max_cpu > 0.0).then(|| self.bucket.spend(now, cpu, in_hand));
+        self.held = at + limited.unwrap_or_default().as_secs_f64();
+        limited.unwrap_or_default()
     }
 
     /// The last decision, with the present CPU time. The limit binds where it delays the scan under

@@ -18,7 +18,12 @@ fn listed() -> BTreeSet<String> {
     let help = Command::new(program("pageone")).arg("--help").output().unwrap();
     let text = String::from_utf8(help.stdout).unwrap();
     let lines = text.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+    // What a description goes on with stands further in.
+    lines
+        .filter(|line| !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_owned)
+        .collect()
 }
 
 /// A pipe whose reader has ended.

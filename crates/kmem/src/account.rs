@@ -51,11 +51,12 @@ pub fn end_with_caller(command: &mut Command) -> &mut Command {
 }
 
 impl Account {
-    /// The account of a process: its effective user, and the capabilities that it may use.
+    /// The account of a process, and the capabilities that it may use.
     ///
     /// # Errors
     ///
-    /// If the process has ended, or `/proc` says something else.
+    /// If the process has ended. `Other`: it has more than one, as a setuid program has, which runs
+    /// with its owner's rights and the words of whoever started it.
     pub fn of(pid: u32) -> io::Result<Self> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let field =
@@ -64,9 +65,12 @@ impl Account {
             Ok(field(name)?.split_whitespace().filter_map(|number| number.parse().ok()).collect())
         };
         // Real, effective, saved, file system.
-        let effective = |name| numbers(name)?.get(1).copied().ok_or(io::ErrorKind::InvalidData);
+        let only = |name: &str| match numbers(name)?[..] {
+            [one, a, b, c] if [a, b, c] == [one; 3] => Ok(one),
+            [..] => Err(io::Error::other(format!("it has more than one user or group ({name}{})", field(name)?))),
+        };
         let capabilities = u64::from_str_radix(field("CapPrm:")?.trim(), 16).map_err(|_| io::ErrorKind::InvalidData)?;
-        Ok(Self { uid: effective("Uid:")?, gid: effective("Gid:")?, groups: numbers("Groups:")?, capabilities })
+        Ok(Self { uid: only("Uid:")?, gid: only("Gid:")?, groups: numbers("Groups:")?, capabilities })
     }
 
     fn set_groups(&self) -> io::Result<()> {

@@ -6,16 +6,17 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kmem::peer::Peer;
 use qmp::{Qmp, QmpError};
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
 
 /// Name of the pipe in QEMU.
 pub(crate) const PIPE: &str = "pageone-stream";
 
 /// How long QEMU may take to answer a command: stopping a guest waits for its disks.
-const ANSWER: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// How long QEMU may take to answer a connection. Its monitor may be suspended for a client before
 /// this one, which was killed; it answers the next connection.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
@@ -93,20 +94,33 @@ impl AsFd for Monitor {
 impl Monitor {
     /// Connects to the monitor of a process.
     pub(crate) fn connect(socket: &Path, pid: i32) -> Result<Self, MonitorError> {
+        Self::connect_by(None, socket, pid)
+    }
+
+    /// The same, on a [`Monitor::reach`]ed connection for the first time.
+    pub(crate) fn connect_by(mut reached: Option<UnixStream>, socket: &Path, pid: i32) -> Result<Self, MonitorError> {
         let start = Instant::now();
-        let name = || socket.display().to_string();
         loop {
-            let failed = |source| MonitorError::Connect { socket: name(), source };
-            let stream = connect_within(socket, ANSWER.saturating_sub(start.elapsed())).map_err(failed)?;
-            let is = sockopt::socket_peercred(&stream).map_err(io::Error::from)?.pid.as_raw_nonzero().get();
-            if is != pid {
-                return Err(MonitorError::Foreign { socket: name(), is, expected: pid });
-            }
+            let reach = || Self::reach(socket, pid, ANSWER.saturating_sub(start.elapsed()));
+            let (stream, _) = reached.take().map_or_else(reach, |stream| Ok((stream, 0)))?;
             match Qmp::open(stream, FIRST_ANSWER, &ALWAYS) {
                 Err(QmpError::Io(_)) if start.elapsed() < ANSWER => std::thread::sleep(PAUSE),
                 opened => return Ok(Self(opened?)),
             }
         }
+    }
+
+    /// A connection to a monitor that a process listens on. It has not answered yet. Gives as which
+    /// user it began to listen, too.
+    pub(crate) fn reach(socket: &Path, pid: i32, limit: Duration) -> Result<(UnixStream, u32), MonitorError> {
+        let name = || socket.display().to_string();
+        let failed = |source| MonitorError::Connect { socket: name(), source };
+        let stream = connect_within(socket, limit).map_err(failed)?;
+        let Peer { pid: is, uid, .. } = Peer::of(&stream)?;
+        if is != pid {
+            return Err(MonitorError::Foreign { socket: name(), is, expected: pid });
+        }
+        Ok((stream, uid))
     }
 
     /// Begins a session on a connected socket.

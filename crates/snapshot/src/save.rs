@@ -37,13 +37,12 @@ use crate::names::make_read_only;
 use crate::ours::foreign;
 use crate::prepare::{self, PrepareError};
 use crate::qcow2;
-use crate::record::{Description, Disk, Layer, Record, Source as Whose};
+use crate::record::{Description, Disk, Layer, Record};
 use crate::reflink;
 use crate::stream::StreamError;
-use crate::undo::{Lock, PATIENCE, Task, UndoError};
+use crate::undo::{Lock, Task, UndoError};
 use guests::words::{options, parts};
-pub(crate) use process::monitor_of;
-use process::words_of;
+pub(crate) use process::Seen;
 pub use process::{is_recycled, wait_until_loaded, wait_until_put_back};
 
 /// Bytes that a pipe holds, at most: QEMU waits less often.
@@ -62,6 +61,16 @@ pub enum SaveError {
              or its program's name, as its owner or root"
     )]
     NoProcess { pid: i32, source: io::Error },
+    #[error(
+        "process {pid} is no guest that can be stored: a setuid program has the words of whoever started it. Start QEMU as one account"
+    )]
+    Accounts { pid: i32, source: io::Error },
+    #[error("process {pid} runs {}, which is no QEMU: name the guest's own process", program.display())]
+    NotQemu { pid: i32, program: PathBuf },
+    #[error(
+        "process {0} has become another program meanwhile, or another one began to listen on its monitor: try again when it stays"
+    )]
+    Another(i32),
     #[error(
         "{}, which the guest runs, can be changed by others than you and root ({}), and clones would run it: start the guest \
          with a program that they cannot change", program.display(), what.display()
@@ -170,25 +179,18 @@ impl Guest {
     /// # Errors
     /// If it cannot; the message says why.
     pub fn open(pid: i32) -> Result<Self, SaveError> {
-        let cannot = |source| SaveError::NoProcess { pid, source };
-        let words = &words_of(pid)?[..];
-        let source = Whose::of(pid as u32).map_err(cannot)?;
-        let program = std::fs::read_link(format!("/proc/{pid}/exe")).map_err(cannot)?;
-        // Clones run what is there now: that it is another one is found when they are compared.
-        let program =
-            program.to_str().and_then(|name| name.strip_suffix(" (deleted)")).map_or(program.clone(), Into::into);
-        match foreign(&program) {
-            Ok(Some(what)) => return Err(SaveError::Program { program, what }),
+        let seen = Seen::of(pid)?;
+        match foreign(&seen.program) {
+            Ok(Some(what)) => return Err(SaveError::Program { program: seen.program, what }),
             Ok(None) => {}
-            Err(source) => return Err(SaveError::NoProgram { program, source }),
+            Err(source) => return Err(SaveError::NoProgram { program: seen.program, source }),
         }
-        let directory = std::fs::read_link(format!("/proc/{pid}/cwd")).map_err(cannot)?;
-        let (ours, own) = (prepare::socket(words), trial::plain(prepare::without_ours(words)));
+        let own = trial::plain(prepare::without_ours(&seen.words));
         if let Some(word) = trial::connects(&own) {
             return Err(SaveError::Connects(word));
         }
-        let is_prepared = ours.is_some();
-        let socket = ours.or_else(|| prepare::own_monitor(words, &directory)).ok_or(SaveError::Unprepared(pid))?;
+        let is_prepared = prepare::socket(&seen.words).is_some();
+        let socket = seen.socket().ok_or(SaveError::Unprepared(pid))?;
         if !is_prepared {
             prepare::look_for_obstacles(&own)?;
         }
@@ -198,8 +200,8 @@ impl Guest {
         if let Some(option) = options(&own).find(|option| descriptor(option.value)) {
             return Err(SaveError::Descriptor(format!("-{} {}", option.name, option.value)));
         }
-        let lock = Lock::take(&socket, pid, PATIENCE)?;
-        let qmp = Monitor::connect(&socket, pid)?;
+        let (lock, qmp) = seen.connect(&socket)?;
+        let Seen { program, directory, source, .. } = seen;
         let description =
             Description { program, directory, words: own, source: Some(source), ..Description::default() };
         Ok(Self { is_prepared, ..Self::ask(pid, lock, qmp, socket, description)? })

@@ -5,8 +5,8 @@ use guard::{Guard, GuardError};
 use serde_json::json;
 
 use crate::monitor::{Monitor, MonitorError};
-use crate::save::{SaveError, monitor_of};
-use crate::undo::{Lock, PATIENCE, Task, UndoError};
+use crate::save::{SaveError, Seen};
+use crate::undo::{Task, UndoError};
 
 /// Why a guest is not stopped.
 #[derive(Debug, thiserror::Error)]
@@ -50,9 +50,9 @@ impl<'a> Still<'a> {
     /// # Errors
     /// If it is not stopped. Then it runs as before.
     pub fn begin(pid: i32, guard: &'a Guard) -> Result<Self, StillError> {
-        let socket = monitor_of(pid)?.ok_or(StillError::NoMonitor)?;
-        let lock = Lock::take(&socket, pid, PATIENCE)?;
-        let mut qmp = Monitor::connect(&socket, pid)?;
+        let seen = Seen::of(pid)?;
+        let socket = seen.socket().ok_or(StillError::NoMonitor)?;
+        let (lock, mut qmp) = seen.connect(&socket)?;
         if !Monitor::is_over(&qmp.execute("query-migrate", json!({}))?) {
             return Err(StillError::Migrates);
         }

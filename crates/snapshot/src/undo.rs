@@ -164,7 +164,8 @@ pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) -> bool {
 /// If the guest is being stored, or cannot be locked.
 pub fn lock_of(task: &Value) -> io::Result<Vec<OwnedFd>> {
     let task = Task::deserialize(task)?;
-    let lock = Lock::take(&task.socket, task.pid, Duration::ZERO).map_err(io::Error::other)?;
+    let account = Account::of(task.pid as u32)?;
+    let lock = Lock::take(&task.socket, task.pid, &account, Duration::ZERO).map_err(io::Error::other)?;
     Ok(vec![lock.0.into()])
 }
 
@@ -173,15 +174,15 @@ pub fn lock_of(task: &Value) -> io::Result<Vec<OwnedFd>> {
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Waits until nobody else stores this guest, whose monitor is `socket`, for at most `limit`.
-    pub(crate) fn take(socket: &Path, pid: i32, limit: Duration) -> Result<Self, UndoError> {
+    /// Waits until nobody else stores this guest, for at most `limit`. Its monitor, `socket`, is
+    /// known to be that of process `pid`, which runs as `account`.
+    pub(crate) fn take(socket: &Path, pid: i32, account: &Account, limit: Duration) -> Result<Self, UndoError> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         // The directory may be another user's: no link in it leads root elsewhere.
         let mut options = File::options();
         options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let account = Account::of(pid as u32).map_err(UndoError::Lock)?;
-        let file = match make_beside(socket, &account, || options.open(&path)) {
+        let file = match make_beside(socket, account, || options.open(&path)) {
             // One that an earlier version made as root. Nothing is made, read or written here.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 roots_own(path.as_ref(), account.uid).ok_or(error)
@@ -239,12 +240,12 @@ mod tests {
         nobody.start(command.arg("600"));
         let mut guest = command.spawn().unwrap();
         let pid = guest.id() as i32;
-        let first = Lock::take(&socket, pid, Duration::ZERO);
-        let second = Lock::take(&socket, pid, Duration::ZERO).map(drop);
+        let take = || Lock::take(&socket, pid, &nobody, Duration::ZERO);
+        let (first, second) = (take(), take().map(drop));
         // A link of the tenant's to a file of root's is none.
         std::fs::rename(&lock, dir.path().join("other")).unwrap();
         std::os::unix::fs::symlink("other", &lock).unwrap();
-        let linked = Lock::take(&socket, pid, Duration::ZERO).map(drop);
+        let linked = take().map(drop);
         guest.kill().unwrap();
         guest.wait().unwrap();
         assert!(
@@ -256,16 +257,18 @@ mod tests {
     fn a_guest_that_is_being_put_back_is_not_stored_again() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("1.qmp");
-        let lock = Lock::take(&socket, 1, Duration::ZERO).unwrap();
+        let own = Account::of(std::process::id()).unwrap();
+        let take = |limit| Lock::take(&socket, 1, &own, limit);
+        let lock = take(Duration::ZERO).unwrap();
         let task =
             Task { socket: socket.clone(), pid: 1, ran: false, bandwidth: 0, overlays: Vec::new(), downtime: None };
         let guard = Guard::thread();
         task.watch(&guard, &crate::fake::qemu(|_| json!({})), &lock).unwrap();
         drop(lock);
-        let error = Lock::take(&socket, 1, Duration::from_millis(100)).map(drop).unwrap_err();
+        let error = take(Duration::from_millis(100)).map(drop).unwrap_err();
         assert!(error.to_string().starts_with("another snapshot of process 1 is being taken"), "{error}");
         guard.done();
-        assert!(Lock::take(&socket, 1, PATIENCE).is_ok());
+        assert!(take(PATIENCE).is_ok());
     }
 
     /// The guest runs only while its disk's name is that of the image that it writes to. QEMU is

@@ -1,8 +1,13 @@
 //! What is refused, and why; and failures before a guest is stopped.
 
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use checkpoint::test::Memory;
 use checkpoint::{Catalog, Changes, Store};
@@ -25,7 +30,8 @@ fn guest(answers: &'static [(&str, &str)]) -> Result<Guest, SaveError> {
 
 fn lock() -> Lock {
     let dir = tempfile::tempdir().unwrap();
-    Lock::take(&dir.path().join("guest.qmp"), 1, PATIENCE).unwrap()
+    let own = Account::of(std::process::id()).unwrap();
+    Lock::take(&dir.path().join("guest.qmp"), 1, &own, crate::undo::PATIENCE).unwrap()
 }
 
 const RUNS: &[(&str, &str)] = &[
@@ -37,16 +43,112 @@ fn refused(guest: Result<Guest, SaveError>) -> SaveError {
     guest.map(drop).unwrap_err()
 }
 
+/// A shell that is called as QEMU is, in a directory that all may enter.
+fn shell() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let qemu = dir.path().join("qemu-system-x86_64");
+    std::fs::copy("/bin/sh", &qemu).unwrap();
+    (dir, qemu)
+}
+
+/// A shell that has stopped itself, with a monitor in its words on which nobody listens, of this
+/// user's; what is said of it when it is to be stored.
+fn stored_while_it_is_stopped(qemu: &Path, socket: &Path, user: u32) -> SaveError {
+    let mut command = Command::new(qemu);
+    command.args(["-p", "-c", "kill -STOP $$", "-qmp"]).arg(format!("unix:{},server=on", socket.display()));
+    let mut stopped = command.uid(user).gid(user).spawn().unwrap();
+    let pid = stopped.id() as i32;
+    while !kmem::procfs::is_stopped(pid).unwrap() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let error = refused(Guest::open(pid));
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
+    error
+}
+
+/// A tenant starts it; it has root's rights, and the tenant's words.
+#[test]
+fn a_setuid_program_is_no_guest_and_nothing_is_made_where_its_words_say() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: only root can make a program setuid root");
+    }
+    let (dir, qemu) = shell();
+    let socket = dir.path().join("any");
+    for mode in [0o4755, 0o2755] {
+        std::fs::set_permissions(&qemu, PermissionsExt::from_mode(mode)).unwrap();
+        let error = stored_while_it_is_stopped(&qemu, &socket, 65_534);
+        let SaveError::Accounts { source, .. } = &error else { panic!("{error}") };
+        assert!(source.to_string().starts_with("it has more than one user or group ("), "{source}");
+    }
+    // Anybody's program that does not listen there.
+    std::fs::set_permissions(&qemu, PermissionsExt::from_mode(0o755)).unwrap();
+    let error = stored_while_it_is_stopped(&qemu, &socket, 65_534);
+    assert!(matches!(error, SaveError::Qmp(MonitorError::Connect { .. })), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made");
+}
+
+#[test]
+fn a_process_that_becomes_another_program_is_refused() {
+    let (_dir, qemu) = shell();
+    let mut command = Command::new(&qemu);
+    command.args(["-c", "read line; exec \"$0\" -c 'read line; true' other"]).arg(&qemu).stdin(Stdio::piped());
+    let mut shell = command.spawn().unwrap();
+    let seen = Seen::of(shell.id() as i32).unwrap();
+    seen.look_again().unwrap();
+    shell.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    let start = Instant::now();
+    let error = loop {
+        match seen.look_again() {
+            Ok(()) => assert!(start.elapsed() < Duration::from_secs(30), "it is not seen"),
+            Err(error) => break error,
+        }
+    };
+    drop(shell.stdin.take());
+    shell.wait().unwrap();
+    assert!(matches!(error, SaveError::Another(_)), "{error}");
+}
+
+/// As if a tenant's process listened, and then started a program of root's.
+#[test]
+fn a_monitor_that_another_user_began_to_listen_on_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: only root can become another user");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let (socket, nobody) = (dir.path().join("qmp"), rustix::fs::Uid::from_raw(65_534));
+    let listen = || {
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        UnixListener::bind(&socket).unwrap()
+    };
+    let _listener = std::thread::scope(|scope| scope.spawn(listen).join().unwrap());
+    let (pid, words) = (std::process::id(), vec!["-qmp".into(), format!("unix:{}", socket.display())]);
+    let source = crate::record::Source::of(pid).unwrap();
+    let seen = Seen { pid: pid as i32, source, program: "/q".into(), directory: "/".into(), words };
+    let error = seen.connect(&socket).map(drop).unwrap_err();
+    assert!(matches!(error, SaveError::Another(_)), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made");
+}
+
 #[test]
 fn a_process_that_is_no_prepared_guest_is_refused() {
     let error = refused(Guest::open(i32::MAX));
     assert!(matches!(error, SaveError::NoProcess { .. }), "{error}");
     assert!(error.to_string().contains("or not one whose command line may be read: name a guest"), "{error}");
     let error = refused(Guest::open(std::process::id() as i32));
+    assert!(matches!(error, SaveError::NotQemu { .. }), "{error}");
+    assert!(error.to_string().contains(", which is no QEMU: name the guest's own process"), "{error}");
+    let (_dir, qemu) = shell();
+    let mut plain = Command::new(&qemu).args(["-c", "read line; true"]).stdin(Stdio::piped()).spawn().unwrap();
+    let error = refused(Guest::open(plain.id() as i32));
+    drop(plain.stdin.take());
+    plain.wait().unwrap();
     assert!(matches!(error, SaveError::Unprepared(_)), "{error}");
     assert!(error.to_string().contains("was not prepared, and its command line names no socket of QMP"), "{error}");
     // The shell has the words of a guest with a descriptor that it was given.
-    let mut command = Command::new("sh");
+    let mut command = Command::new(&qemu);
     command.args(["-c", "echo ready; read line; true", "sh", "-chardev"]);
     command.arg(format!("socket,id={},path=/nonexistent/guest.qmp", prepare::MONITOR));
     command.args(["-netdev", "tap,id=n,fd=3"]).stdin(Stdio::piped()).stdout(Stdio::piped());

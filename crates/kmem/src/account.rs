@@ -11,6 +11,8 @@ use std::process::Command;
 
 use rustix::io::Errno;
 
+use crate::pidfd::PidFd;
+
 /// The last capability that 64 bits can name.
 const CAPABILITIES: usize = 64;
 /// Joins a session keyring of its own.
@@ -39,15 +41,19 @@ fn call(number: libc::c_long, arguments: [usize; 3]) -> io::Result<usize> {
 
 /// Has a command's program be killed when the thread that starts it ends, also if that is killed.
 /// To be called behind [`Account::start`]: another account forgets it.
-pub fn end_with_caller(command: &mut Command) -> &mut Command {
-    let caller = std::process::id() as usize;
+///
+/// # Errors
+///
+/// If this process has no descriptor left.
+pub fn end_with_caller(command: &mut Command) -> io::Result<&mut Command> {
+    let caller = PidFd::open(std::process::id() as i32)?;
     let set = move || {
         call(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize, 0])?;
         // It may have ended before.
-        if call(libc::SYS_getppid, [0; 3])? == caller { Ok(()) } else { Err(Errno::SRCH.into()) }
+        if caller.has_exited() { Err(Errno::SRCH.into()) } else { Ok(()) }
     };
     // SAFETY: the child makes two system calls, and allocates nothing.
-    unsafe { command.pre_exec(set) }
+    Ok(unsafe { command.pre_exec(set) })
 }
 
 impl Account {
@@ -189,7 +195,7 @@ mod tests {
             let start = || {
                 let mut command = Command::new("sleep");
                 account.start(command.arg("60"));
-                end_with_caller(&mut command).spawn().unwrap()
+                end_with_caller(&mut command).unwrap().spawn().unwrap()
             };
             let mut child = std::thread::scope(|scope| scope.spawn(start).join()).unwrap();
             assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(libc::SIGKILL));

@@ -63,6 +63,11 @@ impl MemoryGroups {
         Ok(Self { v1: find(&groups, &mounts, Version::One), v2: find(&groups, &mounts, Version::Two) })
     }
 
+    /// Their directories.
+    pub fn directories(&self) -> impl Iterator<Item = &Path> {
+        [&self.v1, &self.v2].into_iter().flatten().map(|(_, group)| &**group)
+    }
+
     /// Bytes that may still be allocated before a limit is reached: of one of the groups, or of a
     /// group above them. `None`: there is no limit.
     pub fn headroom(&self) -> Option<u64> {

@@ -36,6 +36,7 @@ pub mod pagemap;
 pub mod pageonefs;
 pub mod peer;
 pub mod pidfd;
+pub mod place;
 pub mod procfs;
 pub mod procmem;
 pub mod psi;

@@ -24,7 +24,6 @@ use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use kmem::account::end_with_caller;
 use rustix::io::FdFlags;
 use serde_json::json;
 
@@ -360,7 +359,7 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
             drop(added);
             child
         }
-        Ram::Tried(_) => end_with_caller(&mut command).spawn(),
+        Ram::Tried(_) => options.rights.spawn_alone(&mut command),
         Ram::Shared(_) => spawn_without_huge_pages(&mut command),
     };
     let process = child.and_then(Process::child).map_err(|source| (None, source))?;

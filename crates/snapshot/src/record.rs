@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use kmem::account::Account;
+use kmem::place::is_elsewhere;
 use kmem::procfs::start_time;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,9 @@ pub struct Source {
     pub started: u64,
     /// The boot's number.
     pub boot: String,
+    /// Whether it had mounts, users or numbers of processes of its own, as in a container.
+    #[serde(default)]
+    pub elsewhere: bool,
 }
 
 impl Source {
@@ -72,7 +76,8 @@ impl Source {
     /// If it has ended.
     pub fn of(pid: u32) -> io::Result<Self> {
         let Account { uid, gid, groups, capabilities } = Account::of(pid)?;
-        Ok(Self { uid, gid, groups, capabilities, pid, started: start_time(pid as i32)?, boot: boot()? })
+        let (started, elsewhere) = (start_time(pid as i32)?, is_elsewhere(pid)?);
+        Ok(Self { uid, gid, groups, capabilities, pid, started, boot: boot()?, elsewhere })
     }
 
     /// Whether it runs.

@@ -6,7 +6,7 @@
 //! | the snapshot | the guest runs as | program and options |
 //! |---|---|---|
 //! | stored here; only its caller and root can change the pool | its source did | the record's |
-//! | imported, or in a pool that others can change | `--user` says | by a list (`allowed`) |
+//! | imported, of a container's guest, or in a pool that others can change | `--user` says | by a list (`allowed`) |
 //! | any, with `--trust` | the caller, or as `--user` says | the record's |
 //!
 //! Without root all run as the caller. The program must be one that only root or the caller can
@@ -18,11 +18,13 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
 use crate::ours::{foreign, foreign_pool};
 use crate::record::Description;
 pub use kmem::account::Account;
+use kmem::account::end_with_caller;
+use kmem::place::{self, Place};
 
 /// Variables that a program of another account inherits: names, and beginnings of names.
 const VARIABLES: [&str; 4] = ["PATH", "LANG", "TERM", "TZ"];
@@ -35,6 +37,8 @@ pub enum Doubt {
     Imported,
     /// Others can change this, of the pool.
     Place(PathBuf),
+    /// Its guest's names were not this host's.
+    Elsewhere,
     /// It does not say whose guest it was.
     Old,
 }
@@ -43,6 +47,7 @@ impl fmt::Display for Doubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Imported => write!(f, "was imported"),
+            Self::Elsewhere => write!(f, "is of a guest in a container, with mounts, users or processes of its own"),
             Self::Place(path) => write!(f, "lies in a pool that others can change ({})", path.display()),
             Self::Old => {
                 write!(f, "was stored by an earlier version of PageONE, which did not note whose guest it was")
@@ -90,6 +95,20 @@ pub struct Rights {
     pub account: Account,
     /// Its names of files are its own directory's.
     pub(crate) is_confined: bool,
+    /// Where root starts it. `None`: where it is itself.
+    place: Option<Place>,
+}
+
+/// Why no clone was tried. What a guest's words start has no more rights than the guest.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each sentence says what it is")]
+pub enum Untried {
+    #[error("the guest runs in a container, with mounts, users or processes of its own")]
+    Elsewhere,
+    #[error("the guest is another account's, and {0} may reach files, programs or networks of this host")]
+    Word(String),
+    #[error("no program can be started where the guest is")]
+    Place(#[from] io::Error),
 }
 
 impl Rights {
@@ -103,7 +122,29 @@ impl Rights {
 
     /// Those of an account, for what this process has written itself.
     pub(crate) fn of_account(account: Account) -> Self {
-        Self { account, is_confined: false }
+        Self { account, is_confined: false, place: None }
+    }
+
+    /// Those of a clone that is tried beside the guest, in its place.
+    ///
+    /// # Errors
+    /// None is tried.
+    pub(crate) fn of_trial(description: &Description, asked: &Asked) -> Result<Self, Untried> {
+        let own = Self::own()?;
+        let Some(source) = &description.source else { return Ok(own) };
+        if source.elsewhere && !asked.trust {
+            return Err(Untried::Elsewhere);
+        }
+        if source.uid != own.account.uid
+            && !asked.trust
+            && let Some(word) = allowed::refused(&description.words, &description.disks)
+        {
+            return Err(Untried::Word(word));
+        }
+        if own.account.uid != 0 {
+            return Ok(own);
+        }
+        Ok(Self { place: Some(Place::of(source.pid)?), ..Self::of_account(source.account()) })
     }
 
     /// Those of a snapshot's clones. `directories`: those of its pool.
@@ -123,6 +164,7 @@ impl Rights {
         let doubt = match place {
             _ if description.imported => Some(Doubt::Imported),
             Some(place) => Some(Doubt::Place(place)),
+            None if description.source.as_ref().is_some_and(|source| source.elsewhere) => Some(Doubt::Elsewhere),
             None => description.source.is_none().then_some(Doubt::Old),
         };
         let account = match (asked.user, &description.source, &doubt) {
@@ -133,7 +175,7 @@ impl Rights {
             _ => own,
         };
         if asked.trust {
-            return Ok(Self { account, is_confined: false });
+            return Ok(Self::of_account(account));
         }
         let doubt = doubt.filter(|doubt| *doubt != Doubt::Old);
         let program = &description.program;
@@ -149,15 +191,33 @@ impl Rights {
         if let Ok(Some(what)) = foreign(program) {
             return Err(RightsError::Program { program: program.clone(), what });
         }
-        Ok(Self { account, is_confined: doubt.is_some() })
+        Ok(Self { is_confined: doubt.is_some(), ..Self::of_account(account) })
     }
 
     /// A command that starts a program with these rights.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
+        if let Some(place) = &self.place {
+            place.start(&mut command);
+        }
         self.account.start(&mut command);
         command.env_clear().envs(self.environment());
         command
+    }
+
+    /// Starts a program that ends with this thread, and with it all that it has started. Where that
+    /// takes more rights, a program of the caller's own may leave some behind.
+    pub(crate) fn spawn_alone(&self, command: &mut Command) -> io::Result<Child> {
+        let command = end_with_caller(command)?;
+        match place::spawn_alone(command) {
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && self.account.uid == rustix::process::geteuid().as_raw() =>
+            {
+                command.spawn()
+            }
+            done => done,
+        }
     }
 
     /// What a program inherits: another account is not to read the caller's secrets.
@@ -200,6 +260,36 @@ mod tests {
     fn asked(user: Option<u32>, trust: bool) -> Asked {
         let account = |uid| Account { uid, gid: uid, groups: Vec::new(), capabilities: 0 };
         Asked { user: user.map(account), trust }
+    }
+
+    #[test]
+    fn a_guest_of_a_container_or_with_words_of_anothers_is_not_tried_unasked() {
+        if !is_root() {
+            return;
+        }
+        let (_dir, pool, stored) = stored();
+        let trial = |description: &Description, trust| Rights::of_trial(description, &asked(None, trust));
+        let of = |uid, elsewhere, words: &[&str]| {
+            let source = Some(Source { uid, elsewhere, ..stored.source.clone().unwrap() });
+            Description { source, words: words.iter().map(|&word| word.into()).collect(), ..stored.clone() }
+        };
+        let reaching = ["-L", "/usr/share"];
+        let (inside, others) = (of(0, true, &[]), of(NOBODY, false, &reaching));
+        assert!(matches!(trial(&inside, false), Err(Untried::Elsewhere)));
+        let said = trial(&others, false).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "the guest is another account's, and -L /usr/share may reach files, programs or networks of this host"
+        );
+        for tried in [trial(&others, true), trial(&of(NOBODY, false, &[]), false)] {
+            let rights = tried.unwrap();
+            assert!(rights.account.uid == NOBODY && rights.place.is_some());
+        }
+        assert_eq!(trial(&inside, true).unwrap().account.uid, 0);
+        assert!(trial(&of(0, false, &reaching), false).is_ok(), "the caller's own");
+        // Nor is it run as who it was there.
+        let error = Rights::of(&inside, &[pool], asked(None, false)).unwrap_err().to_string();
+        assert!(error.starts_with("this snapshot is of a guest in a container, with mounts, users or"), "{error}");
     }
 
     fn is_root() -> bool {

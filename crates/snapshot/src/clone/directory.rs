@@ -78,7 +78,9 @@ impl Passing {
 
 impl Drop for Passing {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path);
+        if let Some(left) = remove(&self.path) {
+            output::note!("{left}");
+        }
     }
 }
 
@@ -93,9 +95,18 @@ fn sweep(above: &Path) {
         if entry.file_name().as_encoded_bytes().starts_with(PASSING.as_bytes())
             && let Some(_lock) = is_left(&entry.path())
         {
-            let _ = std::fs::remove_dir_all(entry.path());
+            drop(Passing { path: entry.path(), _lock });
         }
     }
+}
+
+/// Removes the directory of a trial; else what to say.
+fn remove(directory: &Path) -> Option<String> {
+    let error = std::fs::remove_dir_all(directory).err().filter(|error| error.kind() != io::ErrorKind::NotFound)?;
+    let at = directory.display();
+    Some(format!(
+        "{at}, of a clone that was tried, cannot be removed ({error}): look what is mounted or locked there, and remove it"
+    ))
 }
 
 /// The end of what a clone has said.

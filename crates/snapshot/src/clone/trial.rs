@@ -2,6 +2,7 @@
 //! of disks, and networks of the host. It is asked what it is made of, and ends.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ use crate::names::WRITE;
 use crate::prepare;
 use crate::qcow2;
 use crate::record::{Description, Record};
-use crate::rights::Rights;
+use crate::rights::{Asked, Rights, Untried};
 use guests::words::{Opt, options, parts, written};
 
 /// Files that a guest can read and not write: each clone has the same.
@@ -28,24 +29,29 @@ pub(crate) fn media(qmp: &mut Monitor) -> Result<Vec<String>, MonitorError> {
     Ok(all.as_array().into_iter().flatten().filter(read_only).map(file).collect())
 }
 
-/// Sees that a clone of a guest would start, and be like it. `media`: [`media`] of the guest.
+/// Sees that a clone of a guest would start, and be like it, if one may be tried. `media`:
+/// [`media`] of the guest.
 ///
 /// # Errors
 /// If it would not.
-pub(crate) fn run(description: &Description, media: &[String]) -> Result<(), CloneError> {
-    let source = description.source.as_ref();
-    let rights = match source {
-        Some(source) if rustix::process::geteuid().is_root() => Rights::of_account(source.account()),
-        _ => Rights::own().map_err(make(Path::new("/proc/self")))?,
+pub(crate) fn run(description: &Description, media: &[String], asked: &Asked) -> Result<Option<Untried>, CloneError> {
+    let tried = Description { words: alone(&description.words), ..description.clone() };
+    let rights = match Rights::of_trial(&tried, asked) {
+        Ok(rights) => rights,
+        Err(why) => return Ok(Some(why)),
     };
     let passing = Passing::new(&std::env::temp_dir())?;
     let directory = passing.inner();
     new_directory(&directory)?;
     hand_over(&directory, &rights.account)?;
-    run_in(description, media, &rights, &directory)
+    match run_in(tried, media, &rights, &directory) {
+        // The guest runs it.
+        Err(CloneError::Run { source, .. }) if source.kind() == ErrorKind::PermissionDenied => Ok(Some(source.into())),
+        done => done.map(|()| None),
+    }
 }
 
-fn run_in(description: &Description, media: &[String], rights: &Rights, directory: &Path) -> Result<(), CloneError> {
+fn run_in(description: Description, media: &[String], rights: &Rights, directory: &Path) -> Result<(), CloneError> {
     let images = || {
         description.disks.iter().enumerate().try_for_each(|(number, disk)| {
             let image = overlay(directory, number);
@@ -54,8 +60,8 @@ fn run_in(description: &Description, media: &[String], rights: &Rights, director
         })
     };
     rights.account.with_files(|| Ok(images())).map_err(make(directory))??;
-    let tried = Description { words: alone(&description.words), ..description.clone() };
-    let record = Record { description: tried, stream: Vec::new() };
+    let record = Record { description, stream: Vec::new() };
+    let description = &record.description;
     let ram = prepare::Ram::empty(description.facts.ram).map_err(make(Path::new("memory")))?;
     let ram = File::from(ram.fd);
     let options = Options {

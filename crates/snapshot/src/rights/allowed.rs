@@ -58,7 +58,8 @@ const DEVICES: &str = "virtio-blk virtio-net virtio-scsi virtio-serial virtio-rn
      ib700 isa-serial pci-serial floppy";
 const BUSES: [&str; 5] = ["-pci", "-pci-transitional", "-pci-non-transitional", "-device", "-isa"];
 /// Parts that options may have besides the first.
-const NETWORK: &str = "id restrict net host dns dhcpstart hostname domainname hostfwd ipv4 ipv6 model mac netdev addr";
+const NETWORK: &str =
+    "id hubid restrict net host dns dhcpstart hostname domainname hostfwd ipv4 ipv6 model mac netdev addr";
 const CHARACTERS: &str = "id path server wait nowait mux size signal append cols rows width height";
 const SOCKET: &str = "server wait nowait";
 const DRIVE: &str = "file if id format media index bus unit cache aio discard detect-zeroes readonly read-only werror rerror \
@@ -118,7 +119,7 @@ fn is_taken(option: &Opt<'_>, disks: &[Disk]) -> bool {
             let is_known = has(DEVICES, first) || bus.is_some_and(|kind| has(DEVICES, kind));
             is_known && option.part("driver").is_none() && !value.contains('/')
         }
-        "netdev" => is_kind("user", "type") && keys(1, NETWORK),
+        "netdev" => is_kind("user hubport", "type") && keys(1, NETWORK),
         "nic" | "net" => is_kind("user none nic", "type") && keys(1, NETWORK),
         "chardev" => {
             let path = option.part("path").unwrap_or_default();
@@ -168,7 +169,7 @@ mod tests {
             "-machine q35,accel=kvm -device virtio-blk-pci,drive=d0,bootindex=1 -device vmgenid,guid=auto",
             "-drive file=/d/a.qcow2,if=none,id=d0,format=qcow2 -hda /d/a.qcow2 -drive media=cdrom,if=ide",
             "-blockdev qcow2,node-name=n,file.driver=file,file.filename=/d/a.qcow2",
-            "-netdev user,id=n,net=10.0.0.0/24,hostfwd=tcp::22-:22,hostfwd=tcp::80-:80 -device virtio-net-pci,netdev=n",
+            "-netdev hubport,hubid=0,id=h -netdev user,id=n,net=10.0.0.0/24,hostfwd=tcp::22-:22,hostfwd=tcp::80-:80 -device virtio-net-pci,netdev=n",
             "-chardev socket,id=q,path=/run/x/q,server=on,wait=off -qmp unix:/run/y,server=on -serial file:/var/log/x",
             "-name guest=web,process=x -uuid 1 -pidfile /run/x.pid -vnc :3 -vnc unix:/run/v -monitor none",
             "-object rng-random,id=r,filename=/dev/urandom -device virtio-rng-pci,rng=r -smbios type=1,serial=x",

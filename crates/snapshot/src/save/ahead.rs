@@ -6,15 +6,16 @@ use crate::clone::trial;
 use crate::disks::Running;
 use crate::monitor::Monitor;
 use crate::record::{Description, Disk};
+use crate::rights::{Asked, Untried};
 use guests::words::options;
 
 impl Guest {
     /// Starts QEMU as for a clone, beside the guest, which goes on: what was plugged in since its
-    /// start, or is only there once, would keep all clones from running.
+    /// start, or is only there once, would keep all clones from running. Gives why none was tried.
     ///
     /// # Errors
     /// [`SaveError::NeverRuns`]; or QEMU does not answer.
-    pub fn try_clone(&mut self) -> Result<(), SaveError> {
+    pub fn try_clone(&mut self, asked: &Asked) -> Result<Option<Untried>, SaveError> {
         let disk = |disk: &Running| Disk {
             word: disk.word.clone(),
             image: disk.image.clone(),
@@ -23,7 +24,7 @@ impl Guest {
         };
         let disks = self.disks.iter().map(disk).collect();
         let media = trial::media(&mut self.qmp)?;
-        trial::run(&Description { disks, ..self.description.clone() }, &media).map_err(SaveError::NeverRuns)
+        trial::run(&Description { disks, ..self.description.clone() }, &media, asked).map_err(SaveError::NeverRuns)
     }
 
     /// Has the record say whether the guest's kernel makes new random numbers in each clone: if it

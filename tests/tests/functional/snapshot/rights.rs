@@ -10,8 +10,9 @@ const NOBODY: u32 = 65534;
 /// Where Debian's QEMU has its modules: a copy of the program looks beside itself.
 const MODULES: &str = "/usr/lib/x86_64-linux-gnu/qemu";
 
-/// A guest of nobody's with a disk of its own, in a directory of its own; `program` is QEMU.
-fn machine_of_nobody(place: &Place, program: &Path) -> Machine {
+/// A guest of nobody's with a disk of its own, in a directory of its own; `program` is QEMU. It is
+/// started by `before`.
+fn machine_of_nobody(place: &Place, program: &Path, before: &[&str]) -> Machine {
     let (home, disk) = (place.path("home"), place.path("home/disk.qcow2"));
     std::fs::set_permissions(place.dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
     std::fs::create_dir(&home).unwrap();
@@ -22,12 +23,18 @@ fn machine_of_nobody(place: &Place, program: &Path) -> Machine {
     let (monitor, own) = (home.join("test.qmp"), home.join("own.qmp"));
     let line = "-accel tcg,tb-size=16 -cpu qemu64,-cx16 -m 64 -display none -nodefaults -no-user-config -device \
                 virtio-blk-pci,drive=d0 -drive";
-    let mut command = Command::new(program);
-    command.args(line.split(' ')).arg(format!("file={},if=none,id=d0,format=qcow2", disk.display()));
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let before = [before, &nobody].concat();
+    let mut command = Command::new(before[0]);
+    command
+        .args(&before[1..])
+        .arg(program)
+        .args(line.split(' '))
+        .arg(format!("file={},if=none,id=d0,format=qcow2", disk.display()));
     command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", own.display())).args(Qmp::words(&monitor));
     command.env("QEMU_MODULE_DIR", MODULES);
     command.args(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"]);
-    let child = command.stdin(Stdio::null()).uid(NOBODY).gid(NOBODY).spawn().unwrap();
+    let child = command.stdin(Stdio::null()).spawn().unwrap();
     let machine = Machine { child, monitor };
     assert_eq!(status(&mut machine.qmp()), "running");
     machine
@@ -46,10 +53,20 @@ fn clones_of_anothers_guest_have_its_rights_and_what_is_imported_has_those_that_
         return;
     }
     let place = Place::new();
-    let machine = machine_of_nobody(&place, Path::new("qemu-system-x86_64"));
+    let machine = machine_of_nobody(&place, Path::new("qemu-system-x86_64"), &[]);
     let path = |name: &str| place.path(name).display().to_string();
     disks::write(&mut machine.qmp(), 3);
-    place.save(machine.pid(), "one");
+    // Its words name a directory of the host's.
+    let pid = machine.pid().to_string();
+    let save = |name: &str, more: &[&str]| {
+        let words = ["snapshot", "save", &pid, "--to", "store", "--name", name];
+        let out = place.run(&[&words, more].concat());
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    let text = save("untried", &[]);
+    assert!(text.contains("no clone was tried: the guest is another account's, and -L /usr/share/seabios"), "{text}");
+    assert!(!save("one", &["--trust"]).contains("no clone was tried"));
     // One that was started for itself, and copies of one.
     for count in [1, 2] {
         let clones = place.clones("one", count, &[]);
@@ -88,6 +105,28 @@ fn clones_of_anothers_guest_have_its_rights_and_what_is_imported_has_those_that_
     assert!(text.contains("this snapshot lies in a pool that others can change ("), "{text}");
 }
 
+/// What its words name is of its container, and the trial would be of the host.
+#[test]
+fn of_a_guest_in_a_container_a_clone_is_tried_and_run_only_if_all_of_it_is_trusted() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let machine = machine_of_nobody(&place, Path::new("qemu-system-x86_64"), &["unshare", "-m"]);
+    // Who tries a clone finds that it would lack this.
+    machine.qmp().execute("device_add", json!({ "driver": "virtio-rng-pci", "id": "hot0" }));
+    let pid = machine.pid().to_string();
+    let words = ["snapshot", "save", &pid, "--to", "store", "--name", "one"];
+    let text = place.fails(&[&words[..], &["--trust"]].concat());
+    assert!(text.contains("no clone of this guest would start as it is now"), "{text}");
+    let out = place.run(&words);
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && text.contains("no clone was tried: the guest runs in a container, with"), "{text}");
+    assert_eq!(status(&mut machine.qmp()), "running");
+    let text = place.fails(&["snapshot", "run", "store", "one", "--files", &place.path("f").display().to_string()]);
+    assert!(text.contains("this snapshot is of a guest in a container, with mounts, users or processes"), "{text}");
+}
+
 #[test]
 fn a_program_that_others_can_replace_is_not_stored_to_be_run() {
     if !can_run() {
@@ -97,7 +136,7 @@ fn a_program_that_others_can_replace_is_not_stored_to_be_run() {
     let program = place.path("qemu-system-x86_64");
     let which = Command::new("sh").args(["-c", "readlink -f $(command -v qemu-system-x86_64)"]).output().unwrap();
     std::fs::copy(String::from_utf8(which.stdout).unwrap().trim(), &program).unwrap();
-    let machine = machine_of_nobody(&place, &program);
+    let machine = machine_of_nobody(&place, &program, &[]);
     chown(&program, Some(NOBODY), None).unwrap();
     let pid = machine.pid().to_string();
     let save = |name: &str| {

@@ -1,6 +1,24 @@
 use super::*;
 
 #[test]
+fn what_cannot_be_removed_is_said_with_its_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let left = dir.path().join("pageone-trial-1");
+    assert_eq!(remove(&left), None, "it is gone");
+    std::fs::create_dir_all(left.join("files")).unwrap();
+    let (source, mounted) = (dir.path().join("other"), left.join("files"));
+    std::fs::create_dir(&source).unwrap();
+    if let Err(error) = rustix::mount::mount_bind(&source, &mounted) {
+        return println!("SKIPPED: nothing can be mounted here: {error}");
+    }
+    let said = remove(&left);
+    rustix::mount::unmount(&mounted, rustix::mount::UnmountFlags::DETACH).unwrap();
+    let said = said.unwrap();
+    assert!(said.starts_with(&format!("{}, of a clone that was tried, cannot be removed (", left.display())), "{said}");
+    assert_eq!(remove(&left), None);
+}
+
+#[test]
 fn what_a_killed_process_left_is_swept_and_what_is_used_or_anothers_stays() {
     let dir = tempfile::tempdir().unwrap();
     let there = |path: &Path| path.symlink_metadata().is_ok();

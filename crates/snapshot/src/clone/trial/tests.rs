@@ -1,5 +1,8 @@
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 use crate::names::make_read_only;
+use crate::record::Source;
 
 fn words(line: &str) -> Vec<String> {
     line.split(' ').map(String::from).collect()
@@ -14,6 +17,26 @@ fn values_of_json_are_read_as_others_are() {
     );
     let device = r#"-device {"driver":"virtio-net-pci","mac":"1:2","x":[true,null]} -name {"x":1}"#;
     assert_eq!(plain(words(device)), words(r#"-device virtio-net-pci,mac=1:2,x.0=on -name {"x":1}"#));
+}
+
+/// The program of a tenant's words leaves a process behind.
+#[test]
+fn what_a_tried_clone_has_started_ends_with_it() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: only root tries clones of others' guests");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let program = dir.path().join("qemu-system-x86_64");
+    std::fs::write(&program, "#!/bin/sh\nsetsid sleep 61.4712 &\nsleep 0.2\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let source = Source { uid: 65_534, gid: 65_534, elsewhere: false, ..Source::of(std::process::id()).unwrap() };
+    let description = Description { program, directory: "/".into(), source: Some(source), ..Description::default() };
+    let tried = run(&description, &[], &Asked::default());
+    assert!(matches!(tried, Err(CloneError::Qmp { .. })), "{tried:?}");
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let words = all.filter_map(|entry| std::fs::read_to_string(entry.path().join("cmdline")).ok());
+    assert_eq!(words.filter(|words| words == "sleep\061.4712\0").count(), 0);
 }
 
 #[test]

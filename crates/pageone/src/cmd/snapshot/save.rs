@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Store it although no clone would start, or would be like it
     #[arg(long)]
     force: bool,
-    /// Try a clone also if the guest is in a container, or its words may reach more than they should
+    /// Try a clone also of a guest in a container, or whose words may reach more of the host
     #[arg(long)]
     trust: bool,
     #[command(flatten)]

@@ -45,7 +45,7 @@ pub(crate) fn run(description: &Description, media: &[String], asked: &Asked) ->
     new_directory(&directory)?;
     hand_over(&directory, &rights.account)?;
     match run_in(tried, media, &rights, &directory) {
-        // The guest runs it.
+        // The guest runs this program: what cannot be had is its place.
         Err(CloneError::Run { source, .. }) if source.kind() == ErrorKind::PermissionDenied => Ok(Some(source.into())),
         done => done.map(|()| None),
     }

@@ -26,7 +26,7 @@ fn what_a_program_has_started_ends_with_it() {
     let sleeps = || {
         let all = std::fs::read_dir("/proc").unwrap().flatten();
         let words = all.filter_map(|entry| read_to_string(entry.path().join("cmdline")).ok());
-        words.filter(|words| words == "sleep\061.4711\0").count()
+        words.filter(|words| words == "sleep\x0061.4711\0").count()
     };
     while sleeps() == 0 {
         std::thread::yield_now();

@@ -36,7 +36,7 @@ fn what_a_tried_clone_has_started_ends_with_it() {
     assert!(matches!(tried, Err(CloneError::Qmp { .. })), "{tried:?}");
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let words = all.filter_map(|entry| std::fs::read_to_string(entry.path().join("cmdline")).ok());
-    assert_eq!(words.filter(|words| words == "sleep\061.4712\0").count(), 0);
+    assert_eq!(words.filter(|words| words == "sleep\x0061.4712\0").count(), 0);
 }
 
 #[test]

@@ -37,7 +37,7 @@ static vm_fault_t first_write_huge(struct vm_fault *vmf, struct pofs_inode *pi)
 	vm_fault_t ret;
 
 	/* The file was cut since the fault. */
-	if (!pofs_huge_whole(pi, vmf->vma, folio))
+	if (!pofs_huge_whole(pi, folio))
 		return pofs_map_small(vmf);
 	ret = first_write(pi, vmf->pgoff);
 	if (ret & VM_FAULT_LOCKED && !pofs_no_huge_bits)
@@ -204,7 +204,7 @@ static vm_fault_t found(struct vm_fault *vmf, struct pofs_inode *pi, vm_fault_t 
 	if (settled && !PageCompound(vmf->page) && !PageDirty(vmf->page))
 		pofs_page_drop(pi, vmf->page);
 	if (!settled && (likely(!PageCompound(vmf->page)) || vmf->cow_page || pofs_is_marked(vmf) ||
-			 pofs_huge_whole(pi, vmf->vma, page_folio(vmf->page))))
+			 pofs_huge_whole(pi, page_folio(vmf->page))))
 		return ret;
 	if (!settled)
 		settled = pofs_map_small(vmf);
@@ -212,6 +212,31 @@ static vm_fault_t found(struct vm_fault *vmf, struct pofs_inode *pi, vm_fault_t 
 	put_page(vmf->page);
 	vmf->page = NULL;
 	return settled;
+}
+
+/*
+ * Whether vmf->page is now what tmpfs would give: a page that is in the file and whole, locked. No
+ * page is made, so no room is needed. All else is tmpfs's: it lets wait, or refuses, whom it must.
+ */
+static bool at_hand(struct vm_fault *vmf, struct pofs_inode *pi)
+{
+	struct inode *inode = pofs_vfs(pi);
+	struct page *page = pofs_page_load(&inode->i_mapping->i_pages, vmf->pgoff);
+	struct folio *folio = page ? page_folio(page) : NULL;
+	bool locked = folio && folio_trylock(folio);
+
+	/* Its lock keeps merges away, and cuts. */
+	if (locked && folio->mapping == inode->i_mapping && folio_contains(folio, vmf->pgoff) &&
+	    folio_test_uptodate(folio) && !READ_ONCE(inode->i_private) && pofs_huge_whole(pi, folio)) {
+		pofs_count(private_faults);
+		vmf->page = folio_file_page(folio, vmf->pgoff);
+		return true;
+	}
+	if (locked)
+		folio_unlock(folio);
+	if (folio)
+		folio_put(folio);
+	return false;
 }
 
 /* `faults` is held. 0: without it, wait for room, and come again. */
@@ -230,6 +255,8 @@ static vm_fault_t serve(struct vm_fault *vmf, struct pofs_room *room)
 	}
 	if (merged && write && may_write_frame(vmf))
 		return write_frame(vmf, pi);
+	if (!merged && at_hand(vmf, pi))
+		return VM_FAULT_LOCKED;
 	error = room_of(vmf, pi, room);
 	if (error)
 		return error == -EAGAIN ? 0 : vmf_error(error);

@@ -24,7 +24,7 @@ static bool in_file(struct pofs_inode *pi, pgoff_t last)
 }
 
 /* Whether the kernel may map a huge page whole, which is locked. */
-bool pofs_huge_whole(struct pofs_inode *pi, struct vm_area_struct *vma, struct folio *folio)
+bool pofs_huge_whole(struct pofs_inode *pi, struct folio *folio)
 {
 	unsigned long first = folio->index, last = folio_next_index(folio) - 1;
 

@@ -7,7 +7,7 @@
 
 #define POFS_HUGE_PAGES	PTRS_PER_PTE
 
-bool pofs_huge_whole(struct pofs_inode *pi, struct vm_area_struct *vma, struct folio *folio);
+bool pofs_huge_whole(struct pofs_inode *pi, struct folio *folio);
 bool pofs_huge_wanted(struct pofs_inode *pi, struct vm_fault *vmf);
 vm_fault_t pofs_tmpfs_fault(struct vm_fault *vmf, bool huge);
 void pofs_huge_split(struct pofs_inode *pi, pgoff_t index);

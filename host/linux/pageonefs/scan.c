@@ -100,16 +100,19 @@ static void zap_run(struct harvest_run *run)
 	run->first = run->end = 0;
 }
 
+/* As many neighbours at a time as the word has. */
 static void harvest_word(struct harvest_run *run, pgoff_t base, unsigned long word)
 {
-	unsigned int k;
+	unsigned int k, next;
 
-	for_each_set_bit(k, &word, BITS_PER_LONG) {
+	for (; word; word &= ~GENMASK(next - 1, k)) {
+		k = __ffs(word);
+		next = find_next_zero_bit(&word, BITS_PER_LONG, k);
 		if (run->end != base + k) {
 			zap_run(run);
 			run->first = base + k;
 		}
-		run->end = base + k + 1;
+		run->end = base + next;
 	}
 }
 

@@ -30,7 +30,7 @@ MODULE_PARM_DESC(max_users, "how many pages of files may use one frame");
 
 int pofs_frame_most(void)
 {
-	return clamp_t(unsigned int, READ_ONCE(max_users), 1, POFS_USERS - 1);
+	return pofs_no_user_bound ? POFS_USERS - 1 : clamp_t(unsigned int, READ_ONCE(max_users), 1, POFS_USERS - 1);
 }
 
 static DEFINE_MUTEX(domains_lock);
@@ -154,13 +154,26 @@ static unsigned long use(struct page *frame, unsigned long most)
 	return n;
 }
 
+/* One more user that pays as the caller does, who is one, with a reference. False: it is full. */
+bool pofs_frame_again(struct page *frame)
+{
+	unsigned long most = pofs_frame_most(), n = use(frame, most);
+
+	if ((n & POFS_USERS) >= most)
+		return false;
+	get_page(frame);
+	if (n & POFS_OWN)
+		atomic_long_inc(payers(frame));
+	return true;
+}
+
 /*
  * The frame, or another of its content where it is full: the caller is a new user of it, and has a
  * reference. NULL: neither, and why. Under RCU; *xas is of the domain's table.
  */
 struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error)
 {
-	unsigned long most = pofs_no_user_bound ? POFS_USERS - 1 : pofs_frame_most();
+	unsigned long most = pofs_frame_most();
 
 	*error = -ENOENT;
 	while (handle) {
@@ -296,22 +309,17 @@ bool pofs_payer_has_room(void)
 	return page && node;
 }
 
-/* A frame that is charged to the root, or while nothing is counted, has no cgroup. */
+/* A frame that is charged to the root, or while nothing is counted, has no cgroup. Under RCU. */
 static bool charged_to(struct page *frame, struct mem_cgroup *memcg)
 {
-	struct mem_cgroup *is;
-	bool ret;
+	struct mem_cgroup *is = folio_memcg(page_folio(frame));
 
-	rcu_read_lock();
-	is = folio_memcg(page_folio(frame));
-	ret = is ? is == memcg : !memcg || !parent_mem_cgroup(memcg);
-	rcu_read_unlock();
-	return ret;
+	return is ? is == memcg : !memcg || !parent_mem_cgroup(memcg);
 }
 
 /*
  * A new user is of this cgroup: whether that pays for the frame, and goes by pofs_frame_leave().
- * Nobody asks who pays for a page of a store.
+ * Nobody asks who pays for a page of a store. Under RCU.
  */
 bool pofs_frame_join(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *user)
 {
@@ -350,12 +358,16 @@ int pofs_frame_adopt(struct pofs_domain *domain, struct page *frame, struct mem_
 	int mapped = atomic_read(&frame->_mapcount) >= 0;
 	struct mem_cgroup *active;
 	struct page *page = NULL;
+	bool pays;
 
 	/* With a user more its figures stay while they move. */
 	if (!(READ_ONCE(frame->private) & POFS_OWN) || atomic_long_read(payers(frame)) || !(use(frame, POFS_USERS) & POFS_USERS))
 		return -EEXIST;
 	get_page(frame);
-	if (!charged_to(frame, payer)) {
+	rcu_read_lock();
+	pays = charged_to(frame, payer);
+	rcu_read_unlock();
+	if (!pays) {
 		active = set_active_memcg(payer);
 		page = alloc_page(ROOM_GFP);
 		set_active_memcg(active);

@@ -47,6 +47,7 @@ int pofs_frame_most(void);
 struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content, struct page *user);
 struct page *pofs_frame_another(struct pofs_domain *domain, u64 handle, struct page *user, int *error);
 struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error);
+bool pofs_frame_again(struct page *frame);
 int pofs_frame_begin(struct pofs_domain *domain, struct page *page);
 unsigned long pofs_frame_put(struct pofs_domain *domain, struct page *frame);
 

@@ -102,21 +102,22 @@ void pofs_look_for_pin(struct pofs_look *look, struct page *page, pgoff_t index)
  */
 bool pofs_alone(struct pofs_look *look, struct page *page, pgoff_t index)
 {
+	struct folio *folio = page_folio(page);
 	bool held;
 
-	if (page_count(page) != 2 && !look->drained) {
+	if (folio_ref_count(folio) != 2 && !look->drained) {
 		/* A new page is in a batch of its processor: of this one's, it comes out. */
 		get_page(page);
 		pofs_put_pages(&page, 1);
 		look->drained = true;
 		pofs_count(drains);
 	}
-	held = page_count(page) != 2;
+	held = folio_ref_count(folio) != 2;
 	if (held || look->pi->pin.index == index)
 		pofs_look_for_pin(look, page, index);
-	if (held && !folio_maybe_dma_pinned(page_folio(page)))
+	if (held && !folio_maybe_dma_pinned(folio))
 		drain_elsewhere();
 	if (held && !pofs_no_pin_check)
 		return false;
-	return !PageCompound(page) && !PageWriteback(page) && PageUptodate(page) && !page_mapped(page);
+	return !folio_test_large(folio) && !folio_test_writeback(folio) && folio_test_uptodate(folio) && !folio_mapped(folio);
 }

@@ -83,9 +83,14 @@ static inline struct inode *pofs_vfs(struct pofs_inode *pi)
 	return &pi->shmem.vfs_inode;
 }
 
+static inline pgoff_t pofs_end(struct pofs_inode *pi)
+{
+	return DIV_ROUND_UP_ULL(i_size_read(pofs_vfs(pi)), PAGE_SIZE);
+}
+
 static inline bool pofs_beyond_end(struct pofs_inode *pi, pgoff_t index)
 {
-	return index >= DIV_ROUND_UP_ULL(i_size_read(pofs_vfs(pi)), PAGE_SIZE);
+	return index >= pofs_end(pi);
 }
 
 static inline struct pofs_super *POFS_SB(const struct super_block *sb)

@@ -100,7 +100,7 @@ void pofs_pages_leave(struct address_space *mapping, struct page **pages, int n)
 		}
 		folio->mapping = NULL;
 		folio_clear_dirty(folio);
-		if (first && (folio_memcg(folio) != folio_memcg(first) || folio_nid(folio) != folio_nid(first))) {
+		if (first && (folio->memcg_data != first->memcg_data || folio_nid(folio) != folio_nid(first))) {
 			pofs_page_count(&first->page, -alike);
 			alike = 0;
 		}

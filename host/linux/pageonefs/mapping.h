@@ -36,8 +36,8 @@ static inline struct page *pofs_load(struct xa_state *xas, unsigned long index)
 	for (;;) {
 		if (!page || xa_is_value(page))
 			return NULL;
-		/* Or it is a retry, or a part of a large page. */
-		if (!xa_is_internal(page) && get_page_unless_zero(page)) {
+		/* Or it is a retry, or a part of a large page. No page of hugetlbfs is: RCU is held already. */
+		if (!xa_is_internal(page) && atomic_inc_not_zero(&page->_refcount)) {
 			/* It might have gone, and be another's page now. */
 			if (xas_reload(xas) == page)
 				return page;

@@ -42,7 +42,7 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	struct pofs_inode *pi = run->pi;
 	struct page *old = pofs_frame_at(pi, e->index), *frame;
 	XA_STATE(xas, &run->domain->frames, 0);
-	bool equal, alien;
+	bool equal, alien = false;
 	int error;
 
 	if (!old)
@@ -54,6 +54,8 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	}
 	rcu_read_lock();
 	frame = pofs_frame_find(&xas, e->frame, &error);
+	if (frame && frame != old)
+		alien = !pofs_frame_join(run->domain, frame, READ_ONCE(pi->payer));
 	rcu_read_unlock();
 	if (!frame)
 		goto out;
@@ -64,7 +66,6 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 		error = -EEXIST;
 		goto out;
 	}
-	alien = !pofs_frame_join(run->domain, frame, READ_ONCE(pi->payer));
 	error = -EEXIST;
 	equal = !PageHWPoison(old) && !PageHWPoison(frame);
 	if (equal) {
@@ -112,6 +113,8 @@ struct chunk {
 static void lock_pages(struct merge_run *run, struct chunk *c)
 {
 	XA_STATE(xas, &run->mapping->i_pages, 0);
+	/* No cut is under way. Beyond the end nothing could be made private again. */
+	pgoff_t end = pofs_no_end_check ? ULONG_MAX : pofs_end(run->pi);
 	int i;
 
 	rcu_read_lock();
@@ -124,8 +127,7 @@ static void lock_pages(struct merge_run *run, struct chunk *c)
 		if ((i && e->index <= c->e[i - 1].index) || e->index > (u64)MAX_LFS_FILESIZE >> PAGE_SHIFT || e->reserved)
 			continue;
 		e->result = -EAGAIN;
-		/* No cut is under way. Beyond the end nothing could be made private again. */
-		if (pofs_beyond_end(run->pi, e->index) && !pofs_no_end_check)
+		if (e->index >= end)
 			continue;
 		page = pofs_load(&xas, e->index);
 		if (!page)
@@ -193,11 +195,23 @@ static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 ha
 	return frame;
 }
 
+/* Whether an entry uses the frame of the `last` one, as that does: then neither is looked for. */
+static bool as_last(struct chunk *c, int last, int i)
+{
+	if (!c->e[i].frame || c->e[i].frame != c->e[last].frame || c->e[last].result || c->alien[last] ||
+	    page_folio(c->pages[i])->memcg_data != page_folio(c->pages[last])->memcg_data ||
+	    !pofs_frame_again(c->frames[last]))
+		return false;
+	c->frames[i] = c->frames[last];
+	c->alien[i] = false;
+	return true;
+}
+
 /* Finds the frames of pages that may be merged, or makes them. */
 static void find_frames(struct merge_run *run, struct chunk *c)
 {
 	XA_STATE(xas, &run->domain->frames, 0);
-	int i;
+	int i, last = -1;
 
 	for (i = 0; i < c->n; i++) {
 		if (!c->pages[i])
@@ -210,9 +224,13 @@ static void find_frames(struct merge_run *run, struct chunk *c)
 		}
 	}
 	rcu_read_lock();
-	for (i = 0; i < c->n; i++)
-		if (!c->e[i].result)
+	for (i = 0; i < c->n; i++) {
+		if (c->e[i].result)
+			continue;
+		if (last < 0 || !as_last(c, last, i))
 			c->frames[i] = frame_of(run, &xas, c->e[i].frame, c->pages[i], &c->alien[i], &c->e[i].result);
+		last = i;
+	}
 	rcu_read_unlock();
 }
 

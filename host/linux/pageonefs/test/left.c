@@ -3,6 +3,7 @@
  * Frames whose payers have left them: memory cgroups of who gave them, and of who keeps them.
  */
 #define _GNU_SOURCE
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -122,6 +123,76 @@ void memcg_left(void)
 	end(client);
 	area_close(&giver, 0);
 	area_close(&keeper, 0);
+	CHECK(!rmdir(TENANTS "a") && !rmdir(TENANTS "b"));
+	groups_end();
+}
+
+/* ---- neighbours that join one frame in one call ---------------------------------------- */
+
+/* So many neighbours have one content; of each run these are written next. */
+enum { RUN = 8 };
+static uint32_t part_first, part_end;
+
+static void part_fill(struct lender *of)
+{
+	for (uint32_t i = 0; i < LEFT; i++)
+		if (i % RUN >= part_first && i % RUN < part_end)
+			fill(at(of->m, i), generation << 32 | (i / RUN + 1));
+}
+
+static void part(const char *group, uint32_t first, uint32_t end)
+{
+	part_first = first, part_end = end;
+	within(group, part_fill, &giver);
+}
+
+/* The last page of a run comes last: its cgroup is the file's payer. */
+static void give_runs(struct lender *of)
+{
+	for (uint32_t i = 0; i < LEFT; i += RUN) {
+		struct pageonefs_entry e[RUN] = {};
+		struct pageonefs_merge m = { .id = of->f.id, .entries = (uintptr_t)e, .count = RUN - 2 };
+		uint64_t frame = 0;
+
+		CHECK(!merge_patiently(of->control, of->f, i, &frame));
+		for (uint32_t k = 1; k < RUN; k++)
+			e[k - 1] = (struct pageonefs_entry){ .index = i + k, .frame = frame };
+		CHECK(!ioctl(of->control, PAGEONEFS_MERGE, &m));
+		for (uint32_t k = 1; k < RUN; k++)
+			CHECK((k < RUN - 1 && !e[k - 1].result) || !merge_patiently(of->control, of->f, i + k, &frame));
+	}
+}
+
+/* Of two who write one file, each counts as a user of its own, in one call, too. */
+void memcg_runs(void)
+{
+	long given, stays, left;
+	uint32_t wrong = 0;
+
+	giver = (struct lender){ control_open(MOUNT), file_make(LEFT), 0 };
+	giver.m = file_map(giver.f);
+	groups_make();
+	make_group(TENANTS "a/", "max");
+	make_group(TENANTS "b/", "max");
+	generation = 1;
+	part(TENANTS "a/", 0, RUN / 2);
+	part(TENANTS "b/", RUN / 2, RUN);
+	within(DAEMON, give_runs, &giver);
+	given = number(TENANTS "b/memory.current");
+	generation = 2;
+	part(TENANTS "a/", 0, RUN / 2 - 1);
+	within(DAEMON, harvest_some, &giver);
+	stays = number(TENANTS "b/memory.current");
+	part(TENANTS "a/", RUN / 2 - 1, RUN / 2);
+	within(DAEMON, harvest_some, &giver);
+	left = number(TENANTS "b/memory.current");
+	printf("    charged to the other: %ld KiB at first, %ld, and %ld once it is alone\n", given >> 10, stays >> 10, left >> 10);
+	CHECK(given < (long)(LEFT / RUN / 2 * PAGE) && stays < (long)(LEFT / RUN / 2 * PAGE));
+	CHECK(labs(left - LEFT / RUN * (long)PAGE) < (long)(LEFT / RUN / 8 * PAGE));
+	for (uint32_t i = 0; i < LEFT; i++)
+		wrong += !holds(at(giver.m, i), (uint64_t)(i % RUN < RUN / 2 ? 2 : 1) << 32 | (i / RUN + 1));
+	CHECK(!wrong);
+	area_close(&giver, 0);
 	CHECK(!rmdir(TENANTS "a") && !rmdir(TENANTS "b"));
 	groups_end();
 }

@@ -434,5 +434,5 @@ static void figures(void)
 }
 
 const struct test tenant_tests[] = { { "memcg", memcg }, { "memcg_lent", memcg_lent },
-				    { "memcg_left", memcg_left },
+				    { "memcg_left", memcg_left }, { "memcg_runs", memcg_runs },
 				    { "memcg_race", memcg_race }, { "figures", figures }, { 0 } };

@@ -17,5 +17,6 @@ void end(pid_t child);
 /* The group is charged for so many pages, and the daemon's for nothing. */
 void charged(const char *group, uint64_t pages, const char *when);
 void memcg_left(void);
+void memcg_runs(void);
 
 #endif

@@ -119,6 +119,8 @@ deps_tests() {
     want tmux 'tests of `pageone top` type keys on its terminals' have tmux
     want chromium 'tests of `pageone report` open the page in it' have chromium
     want xfsprogs 'tests of raw disks make a file system whose files can share blocks' test -x /usr/sbin/mkfs.xfs
+    want sqlite3 'runs in a guest with databases, in tests of snapshots' have sqlite3
+    want e2fsprogs "makes that guest's file systems" test -x /usr/sbin/mkfs.ext4
     want fonts-dejavu-core "the page's text, and terminals in pictures" test -e /usr/share/fonts/truetype/dejavu/DejaVuSansMono.ttf
     install_missing
     guest_agent

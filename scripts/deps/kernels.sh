@@ -21,13 +21,11 @@ fetch_kernel() {
         fail "cannot download $package: run '${sudo_prefix}apt-get update' and check the network"
     mkdir "$scratch/root"
     dpkg-deb -x "$scratch/$package"_*.deb "$scratch/root" || fail "cannot unpack $package"
-    mkdir -p "$cache/kernels/$version" || fail "cannot create $cache/kernels/$version: set PAGEONE_CACHE"
-    mkdir -p "$cache/kernels/$version/modules"
+    mkdir -p "$cache/kernels/$version/modules" || fail "cannot create $cache/kernels/$version: set PAGEONE_CACHE"
     # Newer packages compress their modules; the guest's busybox loads plain ones.
-    find "$scratch/root" \( -path '*/drivers/virtio/*.ko*' -o -name 'virtio_net.ko*' -o -name '*failover.ko*' \) \
+    find "$scratch/root" \( -path '*/drivers/virtio/*.ko*' -o -name 'virtio_net.ko*' -o -name 'virtio_blk.ko*' -o -name '*failover.ko*' \) \
         -exec cp {} "$cache/kernels/$version/modules/" \;
     find "$cache/kernels/$version/modules" -name '*.ko.xz' -exec xz -df {} +
-    : > "$cache/kernels/$version/modules/complete"
     # Renamed into place: an interrupted run leaves no half kernel that looks whole.
     cp "$scratch/root/boot/vmlinuz-$version" "$cache/kernels/$version/vmlinuz.part" &&
         mv "$cache/kernels/$version/vmlinuz.part" "$cache/kernels/$version/vmlinuz" ||
@@ -39,7 +37,7 @@ fetch_kernel() {
 cached() {
     local image
     for image in "$cache"/kernels/"$1"*/vmlinuz; do
-        [ -s "$image" ] && [ -e "${image%/*}/modules/complete" ] && { say "$image is there"; return 0; }
+        [ -s "$image" ] && [ -e "${image%/*}/modules/virtio_blk.ko" ] && { say "$image is there"; return 0; }
     done
     return 1
 }

@@ -5,6 +5,7 @@ mod attached;
 mod clones;
 mod compressed;
 mod crashes;
+mod database;
 mod disks;
 mod figures;
 mod full;

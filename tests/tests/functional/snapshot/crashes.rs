@@ -1,7 +1,7 @@
 //! Commands on snapshots that are killed, stopped, frozen or let fail at random moments, one after
 //! the other, beside a guest that says what it has written.
 //!
-//! The guest is a boot sector. It counts: each number goes into two sectors of each disk and onto
+//! One guest is Linux with databases ([`super::database`]). The other is a boot sector. It counts: each number goes into two sectors of each disk and onto
 //! 64 pages of RAM, and is then told at the serial port (`D`). Before that it looks whether all of
 //! RAM has the number before, and whether the place on the disk has an older one. If not, RAM or
 //! disk are of another moment (`X`). When it starts, it tells the number of each disk (`B`, `S`).
@@ -189,21 +189,39 @@ fn last(log: &Path, letter: char) -> Option<u32> {
     told(log).iter().rev().find(|(found, _)| *found == letter).map(|(_, number)| *number)
 }
 
+/// A guest that tells what it has written.
+#[derive(Clone, Copy)]
+enum Kind {
+    BootSector,
+    Databases,
+}
+
+impl Kind {
+    /// The words of its QEMU up to its disks. `None`: it cannot run here.
+    fn words(self, place: &Place) -> Option<Vec<String>> {
+        let Kind::BootSector = self else { return database::words(place) };
+        std::fs::write(place.path("boot"), boot_sector()).unwrap();
+        let words = "qemu-system-x86_64 -accel tcg,tb-size=16 -cpu qemu64,-cx16 -m 32 -display none -nodefaults \
+                     -no-user-config -chardev stdio,id=console,signal=off -serial chardev:console -device \
+                     virtio-blk-pci,drive=boot,bootindex=1 -drive";
+        let boot = format!("file={},if=none,id=boot,format=raw,readonly=on", place.path("boot").display());
+        Some(words.split_whitespace().map(String::from).chain([boot]).collect())
+    }
+}
+
 struct Writer<'a> {
     place: &'a Place,
+    /// Of its QEMU, up to its disks.
+    words: Vec<String>,
     machine: Machine,
     disks: Vec<PathBuf>,
     starts: usize,
 }
 
 impl<'a> Writer<'a> {
-    fn boot(place: &'a Place, disks: Vec<PathBuf>, starts: usize) -> Self {
+    fn boot(place: &'a Place, base: Vec<String>, disks: Vec<PathBuf>, starts: usize) -> Self {
         let monitor = place.path("source.qmp");
-        let words = "qemu-system-x86_64 -accel tcg,tb-size=16 -cpu qemu64,-cx16 -m 32 -display none -nodefaults \
-                     -no-user-config -chardev stdio,id=console,signal=off -serial chardev:console -device \
-                     virtio-blk-pci,drive=boot,bootindex=1 -drive";
-        let boot = format!("file={},if=none,id=boot,format=raw,readonly=on", place.path("boot").display());
-        let mut words: Vec<String> = words.split_whitespace().map(String::from).chain([boot]).collect();
+        let mut words = base.clone();
         for (at, disk) in disks.iter().enumerate() {
             let format = if disk.extension().is_some_and(|end| end == "qcow2") { "qcow2" } else { "raw" };
             let (name, file) = (format!("d{at}"), disk.display());
@@ -217,7 +235,7 @@ impl<'a> Writer<'a> {
         words.extend(Qmp::words(&monitor));
         let out = std::fs::File::create(place.path(&format!("told-{starts}"))).unwrap();
         let child = place.prepared(&words).stdin(Stdio::null()).stdout(out).process_group(0).spawn().unwrap();
-        let writer = Self { place, machine: Machine { child, monitor }, disks, starts };
+        let writer = Self { place, words: base, machine: Machine { child, monitor }, disks, starts };
         eventually("the guest writes", Duration::from_secs(60), || last(&writer.log(), 'D'));
         let pid = writer.machine.pid();
         eventually("the daemon knows it", Duration::from_secs(20), || place.daemon.client(pid));
@@ -243,7 +261,7 @@ impl<'a> Writer<'a> {
         self.machine.child.kill().unwrap();
         self.machine.child.wait().unwrap();
         let before = self.told();
-        let next = Self::boot(self.place, self.disks.clone(), self.starts + 1);
+        let next = Self::boot(self.place, self.words.clone(), self.disks.clone(), self.starts + 1);
         let (first, second) = (last(&next.log(), 'B').unwrap(), last(&next.log(), 'S').unwrap());
         assert!(first >= before, "{before} was told, and the disk has {first}");
         if next.disks.len() > 1 {
@@ -292,31 +310,50 @@ const ROUNDS_OF_A_PLACE: u64 = 20;
 
 #[test]
 fn nothing_told_is_lost_and_each_snapshot_is_of_one_moment_whatever_happens_to_the_commands() {
+    crashes(Kind::BootSector, rounds());
+}
+
+#[test]
+fn databases_keep_what_was_committed_and_each_snapshot_is_of_one_moment() {
+    // It takes five times as long for each.
+    crashes(Kind::Databases, rounds().div_ceil(4));
+}
+
+fn crashes(kind: Kind, rounds: u64) {
     if !can_run() {
         return;
     }
     let (mut random, mut times, mut counts) = (Random::new(), Times::default(), BTreeMap::new());
-    let mut left = rounds();
+    let mut left = rounds;
     while left > 0 {
         let some = left.min(ROUNDS_OF_A_PLACE);
-        crash(some, &mut random, &mut times, &mut counts);
+        if crash(kind, some, &mut random, &mut times, &mut counts).is_none() {
+            return;
+        }
         left -= some;
-        println!("CRASHES {} rounds, {counts:?}, 0 lost, 0 mixed", rounds() - left);
+        println!("CRASHES {} rounds, {counts:?}, 0 lost, 0 mixed", rounds - left);
     }
-    times.say(rounds());
+    times.say(rounds);
 }
 
-fn crash(rounds: u64, random: &mut Random, times: &mut Times, counts: &mut BTreeMap<&'static str, usize>) {
+/// `None`: the guest cannot run here.
+fn crash(
+    kind: Kind,
+    rounds: u64,
+    random: &mut Random,
+    times: &mut Times,
+    counts: &mut BTreeMap<&'static str, usize>,
+) -> Option<()> {
     let place = Place::new();
-    std::fs::write(place.path("boot"), boot_sector()).unwrap();
+    let words = kind.words(&place)?;
     let mut disks = vec![place.path("disk.qcow2")];
-    e2e::qmp::make_disk(&disks[0]);
     let xfs = disks::Mounted::xfs(&place);
+    e2e::qmp::make_disk(&disks[0]);
     if let Some(xfs) = &xfs {
         disks.push(xfs.0.join("disk.img"));
         std::fs::File::create(&disks[1]).unwrap().set_len(64 << 20).unwrap();
     }
-    let mut writer = Writer::boot(&place, disks, 0);
+    let mut writer = Writer::boot(&place, words, disks, 0);
     let mut known: BTreeMap<String, Bounds> = BTreeMap::new();
     let from = writer.told();
     place.save(writer.machine.pid(), "first");
@@ -371,6 +408,7 @@ fn crash(rounds: u64, random: &mut Random, times: &mut Times, counts: &mut BTree
         look_at(&place, &name, known[&name]);
     }
     writer.restart();
+    Some(())
 }
 
 /// Runs a command, to which something happens at a random moment, or some of whose system calls

@@ -1,4 +1,4 @@
-//! A guest with databases: Linux, and on each of its disks ext4 with SQLite (`guest/database/init`).
+//! A guest with databases: Linux, and on each disk ext4 with SQLite (`guest/database/init`).
 
 use std::os::unix::fs::PermissionsExt;
 

@@ -2,10 +2,10 @@
 //! the other, beside a guest that says what it has written.
 //!
 //! One guest is Linux with databases ([`super::database`]), the other a boot sector. It counts:
-//! each number goes into two sectors of each disk and onto 64 pages of RAM, and is then told at the
-//! serial port (`D`). Before that it looks whether all of RAM has the number before, and whether the
-//! place on the disk has an older one. If not, RAM or disk are of another moment (`X`). When it
-//! starts, it tells the number of each disk (`B`, `S`).
+//! each number goes into two sectors of each disk and onto 64 pages of RAM, and is then told at
+//! the serial port (`D`). Before that it looks whether all of RAM has the number before, and
+//! whether the place on the disk has an older one. If not, RAM or disk are of another moment
+//! (`X`). When it starts, it tells the number of each disk (`B`, `S`).
 
 #![allow(unsafe_code, reason = "bytes that the assembler makes")]
 

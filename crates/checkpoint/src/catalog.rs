@@ -49,7 +49,7 @@ use serde::{Deserialize, Serialize};
 pub use check::Wrong;
 pub use error::{
     BeginError, CatalogDamage, FindError, Finding, Flaw, OpenError, PageFlaw, ReadError, RemoveError, RepackError,
-    StoreError, Warning,
+    StoreError, Unrepaired, Warning,
 };
 pub use image::{Image, LeaseError};
 use index::{Index, Limits, Run};

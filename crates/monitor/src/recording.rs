@@ -176,7 +176,6 @@ enum Store {
     /// Frames of a live recording: the payloads of the entries.
     Live {
         frames: VecDeque<Vec<u8>>,
-        depth: Option<Box<Depth>>,
         encoder: Encoder,
         bytes: usize,
     },
@@ -211,7 +210,7 @@ pub struct Recording {
 impl Recording {
     /// An empty one in memory, that keeps the last hour.
     pub fn live() -> Self {
-        let store = Store::Live { frames: VecDeque::new(), depth: None, encoder: Encoder::default(), bytes: 0 };
+        let store = Store::Live { frames: VecDeque::new(), encoder: Encoder::default(), bytes: 0 };
         Self { store, entries: VecDeque::new(), depths: Vec::new(), damage: Vec::new(), decoded: None }
     }
 
@@ -373,9 +372,6 @@ impl Recording {
     ///
     /// When it cannot be read.
     pub fn depth(&self, time: i64) -> Result<Option<Depth>, Error> {
-        if let Store::Live { depth, .. } = &self.store {
-            return Ok(depth.as_deref().cloned());
-        }
         let Some(entry) = self.depths.iter().rev().find(|entry| entry.time <= time) else { return Ok(None) };
         let depth = leaves::read(&self.inflate(entry)?).ok().and_then(|value| Depth::deserialize(value).ok());
         Ok(Some(depth.ok_or(Error::Malformed)?.bounded()))
@@ -413,13 +409,6 @@ impl Recording {
             }
         }
         self.decoded = self.decoded.take().and_then(|(at, value)| Some((at.checked_sub(dropped)?, value)));
-    }
-
-    /// Replaces what is asked for less often in a live recording.
-    pub fn push_depth(&mut self, new: Depth) {
-        if let Store::Live { depth, .. } = &mut self.store {
-            *depth = Some(Box::new(new));
-        }
     }
 }
 

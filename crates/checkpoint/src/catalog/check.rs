@@ -2,7 +2,7 @@
 
 use super::compressed::{DataMblock, Reader};
 use super::list::{Entry, Ids, Needs, discount};
-use super::{Catalog, Checkpoint, Finding, Flaw, PageFlaw, StoreError, View};
+use super::{Catalog, Checkpoint, Finding, Flaw, PageFlaw, Unrepaired, View};
 
 /// What becomes of a wrong record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +18,10 @@ impl Catalog {
     /// name, by which data mblocks are kept.
     ///
     /// # Errors
-    /// If a record cannot be written.
-    pub fn check(&mut self, wrong: Wrong) -> Result<Vec<Finding>, StoreError> {
+    /// If a record cannot be written: the rest is looked at, and stays.
+    pub fn check(&mut self, wrong: Wrong) -> Result<Vec<Finding>, Unrepaired> {
         let repair = wrong == Wrong::Repair && self.view.damage.is_none();
-        let mut findings = Vec::new();
+        let (mut findings, mut written) = (Vec::new(), Ok(()));
         for checkpoint in self.view.checkpoints.clone() {
             let data = match self.view.named(&checkpoint) {
                 Ok(data) => data,
@@ -33,15 +33,21 @@ impl Catalog {
             if data == checkpoint.needs.data {
                 continue;
             }
-            findings.push(Finding::Needs { name: checkpoint.name.clone(), repaired: repair });
-            if repair {
-                let needs = Needs { data, ..checkpoint.needs.clone() };
-                self.append(&[Entry::Checkpoint(checkpoint.clone(), needs.clone())])?;
+            let needs = Needs { data, ..checkpoint.needs.clone() };
+            if repair && written.is_ok() {
+                written = self.append(&[Entry::Checkpoint(checkpoint.clone(), needs.clone())]);
+            }
+            let repaired = repair && written.is_ok();
+            findings.push(Finding::Needs { name: checkpoint.name.clone(), repaired });
+            if repaired {
                 discount(&mut self.view.data, &checkpoint.needs.data);
                 self.enter(Checkpoint { needs, ..checkpoint });
             }
         }
-        Ok(findings)
+        match written {
+            Ok(()) => Ok(findings),
+            Err(source) => Err(Unrepaired { findings, source }),
+        }
     }
 }
 

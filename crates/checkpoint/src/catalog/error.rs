@@ -212,6 +212,16 @@ pub enum Finding {
     Compressed(PageFlaw),
 }
 
+/// A record that is wrong could not be written anew.
+#[derive(Debug, thiserror::Error)]
+#[error("a record that is wrong cannot be written anew")]
+pub struct Unrepaired {
+    /// What was found.
+    pub findings: Vec<Finding>,
+    /// Why.
+    pub source: StoreError,
+}
+
 /// Why pages of a data mblock cannot be compared with others.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each sentence says what it is")]

@@ -1,159 +1,19 @@
 //! `pageone pool`: object pools from the command line.
 
 mod kept;
+mod names;
 mod rebuild;
 
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use checkpoint::serve::ServeError;
 use control::units::size;
-use mpool::{Access, Depth, KeyPlace, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Registry};
+use mpool::{Access, Depth, KeyPlace, MediaClass, OpenOptions, Pool, Rebuild, Registry};
 use serde_json::json;
 
 pub(crate) use self::kept::date;
+pub(crate) use self::names::Names;
 use crate::cmd::{Json, Quiet};
-use crate::paths;
-
-/// How long a program that has the pool open may take to serve readers, or to end.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a checkpoint waits for a program that does not store one.
-const MOMENT: Duration = Duration::from_secs(10);
-/// Time between two attempts to open a pool.
-const RETRY: Duration = Duration::from_millis(20);
-
-/// The directory of the pools' names.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Names {
-    /// Directory of the pools' names [environment: PAGEONE_POOLS] [default: /var/lib/pageone/pools
-    /// for root, else ~/.local/state/pageone/pools]
-    #[arg(long, value_name = "DIR")]
-    pools: Option<PathBuf>,
-}
-
-impl Names {
-    /// The directory.
-    pub(crate) fn directory(&self) -> PathBuf {
-        let own = || match std::env::var_os("HOME") {
-            Some(home) if !rustix::process::geteuid().is_root() => {
-                PathBuf::from(home).join(".local/state/pageone/pools")
-            }
-            _ => "/var/lib/pageone/pools".into(),
-        };
-        paths::named(self.pools.as_deref(), "PAGEONE_POOLS").unwrap_or_else(own)
-    }
-
-    /// The registry.
-    pub(crate) fn registry(&self) -> Registry {
-        Registry::new(self.directory())
-    }
-
-    /// Opens a pool by its name or path.
-    pub(crate) fn open(&self, name: &str, access: Access) -> Result<Pool> {
-        self.try_open(name, access).map_err(|error| explain(name, error))
-    }
-
-    fn try_open(&self, name: &str, access: Access) -> Result<Pool> {
-        let path = self.registry().find(name)?;
-        Ok(Pool::open(&path, OpenOptions { access, ..OpenOptions::default() })?)
-    }
-
-    /// Opens a pool. Waits for programs that store checkpoints in it, as long as they
-    /// do, and a moment for others.
-    pub(crate) fn open_soon(&self, name: &str, access: Access) -> Result<Pool> {
-        let (start, mut until, mut said, mut waits) = (Instant::now(), Instant::now() + MOMENT, false, None);
-        loop {
-            let busy = match self.try_open(name, access) {
-                Err(e) if is_busy(&e) => e,
-                opened => return opened,
-            };
-            waits = waits.or_else(|| self.wait(name));
-            if start.elapsed() > PATIENCE && !said {
-                output::note!("pool {name} is in use: waiting until the program that has it open ends");
-                said = true;
-            }
-            if Instant::now() > until {
-                match checkpoint::serve::list(&self.registry().find(name)?) {
-                    Ok(None) => return Err(explain(name, busy)),
-                    // It stores checkpoints, or has ended just now.
-                    Ok(Some(_)) | Err(ServeError::Broken | ServeError::Failed(_)) => until = Instant::now() + MOMENT,
-                    Err(e) => return Err(e.into()),
-                }
-            }
-            std::thread::sleep(RETRY);
-        }
-    }
-
-    /// Tells who has the pool open, as long as the file is open, that this program waits.
-    fn wait(&self, name: &str) -> Option<std::fs::File> {
-        Pool::await_turn(&self.registry().find(name).ok()?).ok()
-    }
-
-    /// Opens a pool for writing that was closed for others, when each has looked, and had it.
-    fn open_again(&self, name: &str) -> Result<Pool> {
-        loop {
-            std::thread::sleep(RETRY * 3);
-            match self.open_soon(name, Access::Exclusive) {
-                Err(e) if is_busy(&e) => {}
-                opened => return opened,
-            }
-        }
-    }
-
-    /// Reads a pool by its name or path: with `own`, or, while another program stores a checkpoint
-    /// in it, with `served`, which gives `None` if nobody serves.
-    pub(crate) fn read<T>(
-        &self,
-        name: &str,
-        own: impl FnOnce(Pool) -> Result<T>,
-        served: impl Fn(&Path) -> Result<Option<T>, ServeError>,
-    ) -> Result<T> {
-        let (start, mut waits) = (Instant::now(), None);
-        loop {
-            let busy = match self.try_open(name, Access::Shared) {
-                Ok(pool) => return own(pool),
-                Err(e) if is_busy(&e) => e,
-                Err(e) => return Err(e),
-            };
-            waits = waits.or_else(|| self.wait(name));
-            match served(&self.registry().find(name)?) {
-                Ok(Some(read)) => return Ok(read),
-                // The other program begins or ends just now.
-                Ok(None) | Err(ServeError::Broken) if start.elapsed() < PATIENCE => std::thread::sleep(RETRY),
-                Ok(None) => return Err(explain(name, busy)),
-                Err(e) => return Err(e.into()),
-            }
-        }
-    }
-}
-
-/// Says who has a busy pool open, and what to do.
-fn explain(name: &str, error: anyhow::Error) -> anyhow::Error {
-    let Some(PoolError::Busy(path)) = error.downcast_ref() else { return error };
-    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    let pid = std::fs::metadata(path).ok().and_then(|meta| holder(&locks, meta.dev(), meta.ino()));
-    let words = pid.and_then(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).ok()).unwrap_or_default();
-    let words: Vec<_> = words.split(|byte| *byte == 0).take(3).map(String::from_utf8_lossy).collect();
-    let who = pid.map_or("another program".into(), |pid| format!("process {pid} ({})", words.join(" ").trim()));
-    error.context(format!("pool {name} is used by {who}; try again when that has ended"))
-}
-
-/// The process that has a lock of the file with this number (`flock(2)`), by `/proc/locks`.
-fn holder(locks: &str, dev: u64, ino: u64) -> Option<i32> {
-    let file = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));
-    let of = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        (words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&&*file)).then(|| words[4].parse().ok())?
-    };
-    locks.lines().find_map(of)
-}
-
-/// Whether another program has the pool open.
-fn is_busy(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(PoolError::Busy(_)))
-}
 
 /// Options of `pageone pool`.
 #[derive(clap::Args)]
@@ -382,18 +242,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Command::Check { name, metadata, read_only, salvage, json } => {
             let access = if *read_only { Access::Shared } else { Access::Exclusive };
-            let path = registry.find(name)?;
+            let options = OpenOptions { access, salvage: *salvage, ..OpenOptions::default() };
             let depth = if *metadata { Depth::Metadata } else { Depth::Data };
-            check(
-                &Pool::open(&path, OpenOptions { access, salvage: *salvage, ..OpenOptions::default() })?,
-                depth,
-                *json,
-            )?;
+            check(&Pool::open(&registry.find(name)?, options)?, depth, *json)?;
         }
         Command::Ls { name, json } => kept::ls(names, name, *json)?,
         Command::Du { name, json } => kept::du(&names.open_soon(name, Access::Shared)?, *json)?,
         Command::Rm { name, checkpoint } => kept::remove(&names.open_soon(name, Access::Exclusive)?, checkpoint)?,
-        Command::Repack { name, compress, quiet, json } => kept::repack((names, name), *compress, *quiet, *json)?,
+        Command::Repack { name, compress, quiet, json } => {
+            kept::repack(&mut names.find(name)?, *compress, *quiet, *json)?
+        }
     }
     Ok(())
 }
@@ -434,17 +292,11 @@ fn show(pool: &Pool) -> Result<String> {
             true => " · this file system cannot punch holes: freed space is used again, but not given back",
             false => "",
         };
-        writeln!(
-            out,
-            "{:<9} {} · mblocks {} · data {} · on the medium {} · free {} of {} · {io}{back}",
-            class.class,
-            class.path.display(),
-            class.mblocks,
-            size(class.data_bytes),
-            size(class.used_bytes),
-            size(class.room.free),
-            size(class.room.total)
-        )?;
+        let (what, path, mblocks) = (class.class, class.path.display(), class.mblocks);
+        let [data, used, free, total] =
+            [class.data_bytes, class.used_bytes, class.room.free, class.room.total].map(size);
+        write!(out, "{what:<9} {path} · mblocks {mblocks} · data {data} · on the medium {used} · ")?;
+        writeln!(out, "free {free} of {total} · {io}{back}")?;
     }
     Ok(out)
 }
@@ -454,13 +306,11 @@ fn show_json(pool: &Pool) -> Result<serde_json::Value> {
     let classes: Vec<_> = usage
         .classes
         .iter()
-        .map(|c| {
-            json!({
-                "class": c.class, "path": c.path, "present": c.present, "direct_io": c.direct_io,
-                "gives_back": c.gives_back, "mblocks": c.mblocks,
-                "data_bytes": c.data_bytes, "used_bytes": c.used_bytes, "free_bytes": c.room.free, "total_bytes": c.room.total,
-            })
-        })
+        .map(|c| json!({
+            "class": c.class, "path": c.path, "present": c.present, "direct_io": c.direct_io,
+            "gives_back": c.gives_back, "mblocks": c.mblocks,
+            "data_bytes": c.data_bytes, "used_bytes": c.used_bytes, "free_bytes": c.room.free, "total_bytes": c.room.total,
+        }))
         .collect();
     let (key_file, kernel_key) = match &props.key {
         Some(KeyPlace::File(path)) => (Some(path), None),
@@ -476,15 +326,25 @@ fn show_json(pool: &Pool) -> Result<serde_json::Value> {
 
 fn check(pool: &Pool, depth: Depth, json: Json) -> Result<()> {
     let report = pool.check(depth).context("cannot look at the pool")?;
-    let kept = kept::check(pool, depth)?;
+    let (kept, written) = kept::check(pool, depth);
     let findings: Vec<_> = report.findings.iter().map(ToString::to_string).chain(kept.iter().cloned()).collect();
     let (mblocks, logs, bytes) = (report.mblocks, report.logs, report.bytes);
-    json.print(&json!({ "findings": findings, "mblocks": mblocks, "mlogs": logs, "read_bytes": bytes }), || {
+    let value = json!({ "findings": findings, "mblocks": mblocks, "mlogs": logs, "read_bytes": bytes });
+    json.print(&with_error(value, &written), || {
         let lines: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
         format!("{lines}{mblocks} mblocks, {logs} logs, {} of data read\n", size(bytes))
     })?;
+    written?;
     ensure!(report.is_clean() && kept.is_empty(), "{} findings", findings.len());
     Ok(())
+}
+
+/// What was done, and why not all of it.
+fn with_error(mut value: serde_json::Value, done: &Result<()>) -> serde_json::Value {
+    if let Err(error) = done {
+        value["error"] = format!("{error:#}").into();
+    }
+    value
 }
 
 #[cfg(test)]

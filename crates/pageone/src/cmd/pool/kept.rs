@@ -1,21 +1,29 @@
 //! The checkpoints that a pool keeps.
 
 use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use checkpoint::{Catalog, Checkpoint, OpenError, Repacked, Repacking, Wrong};
 use control::units::size;
 use mpool::{Access, BLOCK, Depth, Pool};
 use output::Progress;
 use output::text::printable;
 use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
-use super::Names;
+use super::names::{Found, Names, PATIENCE, RETRY, holders, used_by};
+use super::with_error;
 use crate::cmd::{Json, Quiet};
 
 /// How long `repack` has a pool at least for which others wait.
 const TURN: Duration = Duration::from_secs(1);
+/// How long `repack` leaves it to them, if none takes it.
+const OFFER: Duration = Duration::from_secs(1);
 
 /// Lists the checkpoints.
 pub(super) fn ls(names: &Names, pool: &str, json: Json) -> Result<()> {
@@ -27,13 +35,8 @@ pub(super) fn ls(names: &Names, pool: &str, json: Json) -> Result<()> {
             format!("{name:<width$} {created:>19} {memory:>8} {stored:>8}  {source}\n")
         };
         let one = |c: &Checkpoint| {
-            line([
-                &printable(&c.name),
-                &date(c.created),
-                &size(c.bytes()),
-                &size(c.stored_bytes()),
-                &printable(&c.source),
-            ])
+            let (name, source) = (printable(&c.name), printable(&c.source));
+            line([&name, &date(c.created), &size(c.bytes()), &size(c.stored_bytes()), &source])
         };
         all.iter().fold(line(["checkpoint", "created", "memory", "stored", "source"]), |text, c| text + &one(c))
     })
@@ -99,84 +102,159 @@ pub(super) fn remove(pool: &Pool, name: &str) -> Result<()> {
     Ok(Catalog::open(pool)?.remove(name)?)
 }
 
-/// Repacks the data mblocks, and says what that did.
-pub(super) fn repack((names, name): (&Names, &str), compress: Option<usize>, quiet: Quiet, json: Json) -> Result<()> {
+/// Repacks the data mblocks, and says what that did, also if it fails or a signal ends it.
+pub(super) fn repack(found: &mut Found<'_>, compress: Option<usize>, quiet: Quiet, json: Json) -> Result<()> {
     let progress = quiet.progress();
-    let done = in_turns((names, name), Repacking::new(compress), &progress, |planned| planned * 3 + TURN)?;
+    progress.begin(&format!("repacking {}", found.name), Some(0));
+    let pool = found.open_soon(Access::Exclusive)?;
+    let (signal, second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    for number in [SIGINT, SIGTERM] {
+        flag::register_conditional_default(number, second.clone())?;
+        flag::register(number, second.clone())?;
+        flag::register_usize(number, signal.clone(), number as usize)?;
+    }
+    let tell = &|used: &str| {
+        if !quiet.quiet {
+            output::note!("{used}: repacking goes on when that has closed it");
+        }
+    };
+    let least = &|planning, recording| (planning + recording) * 3 + TURN;
+    let turns = Turns { progress: &progress, least, tell, signal: &signal };
+    let mut all = Repacking::new(compress);
+    let ended = turns.run(found, pool, &mut all);
     drop(progress);
+    if ended.is_ok() || all.done != Repacked::default() {
+        let (value, text) = report(all.done, compress, &ended);
+        json.line(&value, || text)?;
+    }
+    if all.done.left > 0 {
+        output::note!(
+            "{} data mblocks stay as they are: they, or maps that name them, cannot be read; `pageone pool check` \
+             lists all damage",
+            all.done.left
+        );
+    }
+    match signal.load(Ordering::Relaxed) as i32 {
+        0 => ended,
+        signal => Ok(signal_hook::low_level::emulate_default_handler(signal)?),
+    }
+}
+
+/// What repacking did until it ended so, in JSON and as text.
+fn report(done: Repacked, compress: Option<usize>, ended: &Result<()>) -> (serde_json::Value, String) {
     let bytes = |pages: u64| pages * BLOCK as u64;
     let value = json!({
         "freed_bytes": bytes(done.freed), "moved_bytes": bytes(done.moved), "mblocks": done.mblocks,
         "compressed_bytes": bytes(done.compressed), "compressed_to_bytes": done.compressed_bytes, "left": done.left,
     });
-    json.line(&value, || {
-        let (freed, moved) = (size(bytes(done.freed)), size(bytes(done.moved)));
-        let text = format!("{freed} freed, {moved} moved, {} data mblocks removed", done.mblocks);
-        if compress.is_none() && done.compressed == 0 {
-            return text;
-        }
-        format!("{text}\n{} compressed to {}", size(bytes(done.compressed)), size(done.compressed_bytes))
-    })?;
-    if done.left > 0 {
-        output::note!(
-            "{} data mblocks stay as they are: they, or maps that name them, cannot be read; `pageone pool check` \
-             lists all damage",
-            done.left
-        );
+    let (freed, moved) = (size(bytes(done.freed)), size(bytes(done.moved)));
+    let mut text = format!("{freed} freed, {moved} moved, {} data mblocks removed", done.mblocks);
+    if compress.is_some() || done.compressed > 0 {
+        text += &format!("\n{} compressed to {}", size(bytes(done.compressed)), size(done.compressed_bytes));
     }
-    Ok(())
+    (with_error(value, ended), text)
 }
 
-/// Repacks. Closes the pool for those who wait for it, and goes on behind them. `turn`: the least
-/// time until then, by what it took to see what is to be moved.
-fn in_turns(
-    (names, name): (&Names, &str),
-    mut all: Repacking,
-    progress: &Progress,
-    turn: impl Fn(Duration) -> Duration,
-) -> Result<Repacked> {
-    progress.begin(&format!("repacking {name}"), Some(0));
-    let mut pool = names.open_soon(name, Access::Exclusive)?;
-    loop {
-        let (begin, mut until) = (Instant::now(), None);
-        let each = &mut |moved, left| {
-            progress.inc(moved);
-            progress.set_length(progress.position() + left);
-            let until = *until.get_or_insert_with(|| Instant::now() + turn(begin.elapsed()));
-            if Instant::now() >= until && pool.is_awaited() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
+/// How a pool is repacked in turns.
+struct Turns<'a> {
+    progress: &'a Progress,
+    /// The least time of a turn, by what planning it and recording the last one took.
+    least: &'a dyn Fn(Duration, Duration) -> Duration,
+    /// Told who has the pool, when that takes long.
+    tell: &'a dyn Fn(&str),
+    /// The signal that ends it; 0: none has come.
+    signal: &'a AtomicUsize,
+}
+
+impl Turns<'_> {
+    /// Repacks. Closes the pool for those who wait for it, and goes on behind them. Those who did
+    /// not take it are passed over as long as nobody else waits.
+    fn run(&self, found: &mut Found<'_>, mut pool: Pool, all: &mut Repacking) -> Result<()> {
+        let (mut passed, mut recording) = (Vec::new(), Duration::ZERO);
+        loop {
+            let (begin, mut until, mut end, mut waiting) = (Instant::now(), None, Instant::now(), Vec::new());
+            let each = &mut |moved, left| {
+                self.progress.inc(moved);
+                self.progress.set_length(self.progress.position() + left);
+                end = Instant::now();
+                let until = *until.get_or_insert_with(|| end + (self.least)(begin.elapsed(), recording));
+                let mut is_asked = || {
+                    waiting = holders(&found.path.join(Pool::TURNS));
+                    waiting.is_empty() || waiting != passed
+                };
+                if self.has_ended() || end >= until && pool.is_awaited() && is_asked() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            };
+            if !all.turn(&mut Catalog::open(&pool)?, each)? {
+                return Ok(());
             }
-        };
-        if !all.turn(&mut Catalog::open(&pool)?, each)? {
-            return Ok(all.done);
+            drop(pool);
+            recording = end.elapsed();
+            passed = if is_taken(&found.path, &waiting) { Vec::new() } else { waiting };
+            ensure!(!self.has_ended(), "interrupted");
+            pool = self.open_again(found)?;
         }
-        drop(pool);
-        pool = names.open_again(name)?;
+    }
+
+    fn has_ended(&self) -> bool {
+        self.signal.load(Ordering::Relaxed) != 0
+    }
+
+    /// Waits until others have closed the pool, however long they have it.
+    fn open_again(&self, found: &mut Found<'_>) -> Result<Pool> {
+        let (name, mut told) = (found.name, false);
+        found.open_behind(Access::Exclusive, |waited, busy| {
+            ensure!(!self.has_ended(), "interrupted");
+            if waited > PATIENCE && !std::mem::replace(&mut told, true) {
+                used_by(name, &busy).iter().for_each(|used| (self.tell)(used));
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Leaves a closed pool to those who waited for it; gives whether one of them waits no more. Who is
+/// not known has as long as it takes to look.
+fn is_taken(path: &Path, waiting: &[i32]) -> bool {
+    let begin = Instant::now();
+    loop {
+        std::thread::sleep(RETRY * 3);
+        if waiting.is_empty() || holders(&path.join(Pool::TURNS)) != waiting {
+            return true;
+        }
+        if begin.elapsed() > OFFER {
+            return false;
+        }
     }
 }
 
 /// Checks the records of checkpoints against their maps, in a pool of checkpoints; says what is
-/// wrong. With the data compressed pages are decoded.
-pub(super) fn check(pool: &Pool, depth: Depth) -> Result<Vec<String>> {
+/// wrong, and whether it could be put right. With the data compressed pages are decoded.
+pub(super) fn check(pool: &Pool, depth: Depth) -> (Vec<String>, Result<()>) {
     if pool.mblocks().is_empty() {
-        return Ok(Vec::new());
+        return (Vec::new(), Ok(()));
     }
     let mut catalog = match Catalog::open(pool) {
         Ok(catalog) => catalog,
         // A pool of another program has a root MDC of its own.
-        Err(OpenError::Foreign | OpenError::Format) => return Ok(Vec::new()),
-        Err(e) => return Ok(vec![format!("{:#}", anyhow::Error::from(e))]),
+        Err(OpenError::Foreign | OpenError::Format) => return (Vec::new(), Ok(())),
+        Err(e) => return (vec![format!("{:#}", anyhow::Error::from(e))], Ok(())),
     };
-    let mut findings = catalog.check(match pool.props().access {
+    let checked = catalog.check(match pool.props().access {
         Access::Exclusive => Wrong::Repair,
         Access::Shared => Wrong::Report,
-    })?;
+    });
+    let (mut findings, written) = match checked {
+        Ok(findings) => (findings, Ok(())),
+        Err(mut unrepaired) => (std::mem::take(&mut unrepaired.findings), Err(unrepaired.into())),
+    };
     if depth == Depth::Data {
         findings.extend(catalog.check_compressed());
     }
-    Ok(findings.iter().map(ToString::to_string).collect())
+    (findings.iter().map(ToString::to_string).collect(), written)
 }
 
 #[cfg(test)]

@@ -94,7 +94,8 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
     };
     progress.begin("reading the archive", bytes);
     // While the archive comes the pool is free for others.
-    let pool = args.names.open_soon(&args.pool, Access::Shared)?;
+    let mut found = args.names.find(&args.pool)?;
+    let pool = found.open_soon(Access::Shared)?;
     let (path, catalog) = (pool.path().to_owned(), Catalog::open(&pool)?);
     let known: Vec<String> = catalog.checkpoints().iter().map(|c| c.name.clone()).collect();
     drop((pool, catalog));
@@ -105,7 +106,7 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
         is_taken: &|name| known.iter().any(|known| known == name),
     };
     let received = archive::receive(io::BufReader::with_capacity(1 << 20, progress.wrap_read(from)), &place)?;
-    let pool = args.names.open_soon(&args.pool, Access::Exclusive)?;
+    let pool = found.open_soon(Access::Exclusive)?;
     let store = Store::new(Catalog::open(&pool)?);
     // From here on it is done to the end, whatever signals come.
     let commits = || {

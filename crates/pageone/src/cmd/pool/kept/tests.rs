@@ -1,7 +1,8 @@
-use std::path::PathBuf;
+use std::fs::File;
 
 use checkpoint::Store;
 use clap::Parser;
+use parking_lot::Mutex;
 
 use super::*;
 
@@ -25,37 +26,200 @@ fn store(pool: &Pool, name: &str, fills: &[u64]) -> u64 {
     writer.commit("test".into(), vec![(0, (fills.len() * BLOCK) as u64)]).unwrap().new_pages
 }
 
-#[test]
-fn who_waits_gets_the_pool_while_it_is_repacked() {
-    let dir = tempfile::tempdir().unwrap();
-    let path: PathBuf = dir.path().join("pool");
-    let pool = Pool::create(&path, "store").unwrap();
+/// A pool with five data mblocks of 19 pages of which two are left.
+fn sparse(path: &Path) -> Pool {
+    let pool = Pool::create(path, "store").unwrap();
     for i in 1..6 {
         store(&pool, &format!("all-{i}"), &(1..20).map(|page| i * 100 + page).collect::<Vec<_>>());
         assert_eq!(store(&pool, &format!("few-{i}"), &[i * 100 + 3, i * 100 + 9]), 0);
         Catalog::open(&pool).unwrap().remove(&format!("all-{i}")).unwrap();
     }
     assert!(!pool.is_awaited());
-    drop(pool);
-    let (name, names) = (path.to_str().unwrap(), Line::parse_from(["test"]).names);
-    let waits = Pool::await_turn(&path).unwrap();
-    let quiet = Progress::new(output::Shown::Never);
-    let (done, others) = std::thread::scope(|scope| {
-        let repacking =
-            scope.spawn(|| in_turns((&names, name), Repacking::new(None), &quiet, |_| Duration::ZERO).unwrap());
-        let mut others = 0;
-        while !repacking.is_finished() {
-            if let Ok(pool) = names.open(name, Access::Exclusive) {
-                let gone = Catalog::open(&pool).unwrap().usage().repack;
-                others += usize::from((1..5 * 17).contains(&gone));
-            }
-            std::thread::sleep(Duration::from_millis(5));
+    pool
+}
+
+fn open(path: &Path) -> Pool {
+    Pool::open(path, mpool::OpenOptions::default()).unwrap()
+}
+
+/// Pages that repacking would free.
+fn left(pool: &Pool) -> u64 {
+    Catalog::open(pool).unwrap().usage().repack
+}
+
+/// A pool that is repacked in turns as short as can be.
+struct Repacks {
+    names: Names,
+    name: String,
+    signal: AtomicUsize,
+    told: Mutex<Vec<String>>,
+    /// Say that somebody waits for it.
+    waits: Mutex<Vec<File>>,
+    taken: AtomicBool,
+}
+
+impl Repacks {
+    fn new(name: &Path) -> Self {
+        let names = Line::parse_from(["test"]).names;
+        let (signal, told, waits, taken) = Default::default();
+        Self { names, name: name.to_str().unwrap().into(), signal, told, waits, taken }
+    }
+
+    /// Somebody else waits for the pool.
+    fn wait(&self) {
+        self.waits.lock().push(Pool::await_turn(&self.names.find(&self.name).unwrap().path).unwrap());
+    }
+
+    /// The same, until somebody has taken it.
+    fn wait_for_taker(&self) {
+        if !self.taken.load(Ordering::Relaxed) {
+            self.wait();
         }
-        (repacking.join().unwrap(), others)
-    });
-    drop(waits);
+    }
+
+    /// Takes the pool when it is closed.
+    fn take(&self) -> Pool {
+        let path = self.names.find(&self.name).unwrap().path;
+        loop {
+            match Pool::open(&path, mpool::OpenOptions::default()) {
+                Err(mpool::PoolError::Busy(_)) => std::thread::sleep(Duration::from_millis(2)),
+                opened => {
+                    self.taken.store(true, Ordering::Relaxed);
+                    return opened.unwrap();
+                }
+            }
+        }
+    }
+
+    /// Repacks. Calls `plans` in each turn, with what recording the last one took, and `beside`
+    /// beside them; what that gives is kept to the end. Gives what was done, and how it ended.
+    fn run<T>(&self, plans: impl Fn(Duration) + Sync, beside: impl FnOnce() -> T) -> (Repacked, Result<()>) {
+        let mut found = self.names.find(&self.name).unwrap();
+        let pool = found.open_soon(Access::Exclusive).unwrap();
+        let mut all = Repacking::new(None);
+        let ended = std::thread::scope(|scope| {
+            let repacking = scope.spawn(|| {
+                let least = |_, recording| {
+                    plans(recording);
+                    Duration::ZERO
+                };
+                let (progress, tell) =
+                    (Progress::new(output::Shown::Never), |used: &str| self.told.lock().push(used.into()));
+                let turns = Turns { progress: &progress, least: &least, tell: &tell, signal: &self.signal };
+                turns.run(&mut found, pool, &mut all)
+            });
+            let _kept = beside();
+            repacking.join().unwrap()
+        });
+        (all.done, ended)
+    }
+}
+
+#[test]
+fn who_waits_gets_the_pool_while_it_is_repacked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    drop(sparse(&path));
+    let recorded = Mutex::new(Vec::new());
+    let repacks = Repacks::new(&path);
+    let plans = |recording| {
+        recorded.lock().push(recording);
+        repacks.wait_for_taker();
+    };
+    let half_way = || assert!((1..5 * 17).contains(&left(&repacks.take())), "nobody had it half-way");
+    let (done, ended) = repacks.run(plans, half_way);
+    drop(repacks);
+    ended.unwrap();
     assert_eq!((done.mblocks, done.moved, done.left), (5, 10, 0));
-    assert!(others > 0, "nobody had it half-way");
-    let pool = Pool::open(&path, mpool::OpenOptions::default()).unwrap();
+    // What recording takes makes the next turn longer, too.
+    assert!(recorded.lock()[0].is_zero() && recorded.lock()[1] > Duration::ZERO);
+    let pool = open(&path);
     assert!(!pool.is_awaited() && Catalog::open(&pool).unwrap().check(Wrong::Report).unwrap().is_empty());
+}
+
+#[test]
+fn who_does_not_take_the_pool_is_passed_over_until_somebody_else_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    drop(sparse(&path));
+    let (turns, repacks) = (AtomicUsize::new(0), Repacks::new(&path));
+    repacks.wait();
+    let (done, ended) = repacks.run(|_| turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed), || ());
+    ended.unwrap();
+    assert_eq!((done.mblocks, turns.into_inner()), (5, 2), "it was offered once");
+    let path = dir.path().join("other");
+    drop(sparse(&path));
+    let (turns, repacks) = (AtomicUsize::new(0), Repacks::new(&path));
+    repacks.wait();
+    let plans = |_| {
+        if turns.fetch_add(1, Ordering::Relaxed) == 1 {
+            repacks.wait();
+        }
+    };
+    repacks.run(plans, || ()).1.unwrap();
+    assert_eq!(turns.into_inner(), 3, "it was offered to both");
+}
+
+#[test]
+fn what_gets_the_name_or_the_place_of_a_pool_meanwhile_is_not_repacked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other, names) = (dir.path().join("pool"), dir.path().join("other"), dir.path().join("names"));
+    drop((sparse(&path), sparse(&other)));
+    std::fs::create_dir(&names).unwrap();
+    let name = |of: &Path| {
+        std::os::unix::fs::symlink(of, names.join("new")).unwrap();
+        std::fs::rename(names.join("new"), names.join("store")).unwrap();
+    };
+    name(&path);
+    let mut repacks = Repacks::new(Path::new("store"));
+    repacks.names = Line::parse_from(["test", "--pools", names.to_str().unwrap()]).names;
+    let renames = || {
+        let _pool = repacks.take();
+        name(&other);
+    };
+    let (done, ended) = repacks.run(|_| repacks.wait_for_taker(), renames);
+    ended.unwrap();
+    assert_eq!((done.mblocks, left(&open(&path)), left(&open(&other))), (5, 0, 5 * 17));
+    // Now the other one has the name, and a third gets its place.
+    let third = dir.path().join("third");
+    drop(sparse(&third));
+    repacks.taken.store(false, Ordering::Relaxed);
+    let exchanges = || {
+        let _pool = repacks.take();
+        let (from, to, how) = (&other, &third, rustix::fs::RenameFlags::EXCHANGE);
+        rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, how).unwrap();
+    };
+    let (done, ended) = repacks.run(|_| repacks.wait_for_taker(), exchanges);
+    let said = ended.as_ref().unwrap_err().to_string();
+    assert!(said.contains("is another pool now") && said.contains("store was removed meanwhile"), "{said}");
+    assert_eq!(left(&open(&other)), 5 * 17, "nothing is done to it");
+    // What was done before is reported, with the error.
+    assert!(done.mblocks > 0 && done.mblocks < 5);
+    let (value, text) = report(done, None, &ended);
+    assert_eq!((&value["error"], &value["mblocks"]), (&said.into(), &done.mblocks.into()));
+    assert!(text.ends_with(&format!("{} data mblocks removed", done.mblocks)), "{text}");
+}
+
+#[test]
+fn a_signal_ends_repacking_in_a_turn_and_between_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    drop(sparse(&path));
+    let repacks = Repacks::new(&path);
+    let (done, ended) = repacks.run(|_| repacks.signal.store(15, Ordering::Relaxed), || ());
+    assert_eq!((done.mblocks, done.moved, &*ended.unwrap_err().to_string()), (1, 2, "interrupted"));
+    repacks.signal.store(0, Ordering::Relaxed);
+    let keeps = || {
+        let pool = repacks.take();
+        while repacks.told.lock().is_empty() {
+            std::thread::sleep(RETRY);
+        }
+        repacks.signal.store(2, Ordering::Relaxed);
+        // It ends while this has the pool.
+        pool
+    };
+    let (done, ended) = repacks.run(|_| repacks.wait_for_taker(), keeps);
+    assert!(ended.unwrap_err().to_string() == "interrupted" && done.mblocks > 0);
+    let told = repacks.told.into_inner();
+    assert!(told.len() == 1 && told[0].contains(&format!("is used by process {} (", std::process::id())), "{told:?}");
 }

@@ -1,9 +1,9 @@
 //! mcache maps: any number of mblocks, of any class and size, as one mapping.
 //!
 //! The mblocks of a map lie one behind the other, each from a page boundary on, in one [`window`].
-//! Pages are loaded when they are asked for ([`McacheMap::get`], [`McacheMap::advise`]): then the
-//! caller's own thread reads them, with no fault at all. Or when they are touched: then a thread of
-//! the [`Mcache`] reads them while the touching thread waits.
+//! Pages are loaded when they are asked for ([`McacheMap::get`], [`McacheMap::get_pages`],
+//! [`McacheMap::advise`]): then the caller's own thread reads them, with no fault at all. Or when
+//! they are touched: then a thread of the [`Mcache`] reads them while the touching thread waits.
 //!
 //! A bit for each page says whether it is resident; a byte, its *heat*, how often it was used
 //! lately. Both cover the whole map, so a page's past is still known when it comes back.
@@ -213,6 +213,31 @@ impl McacheMap {
         Ok(&self.inner.window.bytes()[placed.first * BLOCK + start..][..len])
     }
 
+    /// Loads the pages of these numbers of an mblock, those that are missing several at a time, and
+    /// adds them to `out`. The last page of an mblock ends with zeros.
+    ///
+    /// # Errors
+    /// `Outside`; `Damaged`, `Io`.
+    pub fn get_pages<'a>(&'a self, index: usize, pages: &[usize], out: &mut Vec<&'a [u8]>) -> Result<(), MapError> {
+        let placed = self.placed(index, 0, 0)?;
+        let mut missing = Vec::new();
+        for &page in pages {
+            if page >= placed.pages {
+                return Err(MapError::Outside { index, offset: page.saturating_mul(BLOCK) as u64 });
+            }
+            self.inner.warm(placed.first + page, 1);
+            if !self.inner.is_resident(placed.first + page) && !missing.contains(&page) {
+                missing.push(page);
+            }
+        }
+        if !missing.is_empty() {
+            self.loader(placed).load_scattered(&missing)?;
+        }
+        let bytes = self.inner.window.bytes();
+        out.extend(pages.iter().map(|page| &bytes[(placed.first + page) * BLOCK..][..BLOCK]));
+        Ok(())
+    }
+
     /// Says how the map will be read. `Normal`, `Random` and `Sequential` are for all of it;
     /// `WillNeed` and `DontNeed` for `len` bytes from `offset` of an mblock on.
     ///
@@ -232,6 +257,11 @@ impl McacheMap {
                 Ok(())
             }
         }
+    }
+
+    /// Drops all of it from memory, pinned pages too.
+    pub fn purge(&self) {
+        self.handle.core.drop_pages(&self.inner, 0, self.inner.pages);
     }
 
     /// Bytes of it that are in memory.

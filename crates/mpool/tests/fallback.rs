@@ -35,9 +35,10 @@ fn works(aligned: bool) {
     match Mcache::new(Settings::default()) {
         Ok(cache) => {
             let map = cache.map(&pool, &[id], Temperature::Warm).unwrap();
-            for page in [2000, 3, 700, 3] {
-                let got = map.get(0, (page * BLOCK) as u64, BLOCK).unwrap();
-                assert!(got == &content[page * BLOCK..][..BLOCK], "page {page}");
+            let mut pages = Vec::new();
+            map.get_pages(0, &[2000, 3, 700, 3], &mut pages).unwrap();
+            for (got, page) in pages.iter().zip([2000, 3, 700, 3]) {
+                assert!(*got == &content[page * BLOCK..][..BLOCK], "page {page}");
             }
             assert!(map.mblock(0) == content);
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::medium::{Access, Medium, MediumFile, Open, Room, Storage};
+use super::medium::{Access, Medium, MediumFile, Open, ReadPiece, Room, Storage};
 use super::uring;
 
 /// The file system.
@@ -258,6 +258,13 @@ impl MediumFile for DiskFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)
+    }
+
+    fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {
+        if pieces.len() > 1 && uring::read_many(self.file.as_fd(), pieces)? {
+            return Ok(());
+        }
+        pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
     }
 
     fn write_while(&self, parts: &[&[u8]], mut offset: u64, meanwhile: &mut dyn FnMut(&[u8])) -> io::Result<()> {

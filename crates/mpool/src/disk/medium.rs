@@ -86,6 +86,14 @@ pub trait Medium: Send + Sync {
     }
 }
 
+/// One piece of [`MediumFile::read_many`].
+pub struct ReadPiece<'a> {
+    /// Where in the file.
+    pub offset: u64,
+    /// Where to.
+    pub into: &'a mut [u8],
+}
+
 /// A file. All calls may come from many threads. Errors are those of the system calls that the file
 /// system takes, and `UnexpectedEof` of a read; a full medium gives `ENOSPC` or `EDQUOT`. After a
 /// failed sync the medium's contents are unknown; of a failed write a part may be there.
@@ -136,6 +144,11 @@ pub trait MediumFile: Send + Sync {
 
     /// Cuts or extends the file.
     fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Reads every piece, several at a time where the medium can.
+    fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {
+        pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
+    }
+
     /// Writes the parts, one behind the other, as [`MediumFile::write_at`], several at a time where
     /// the medium can. Gives each part, in order, to `meanwhile`; while it is being written where
     /// the medium can.

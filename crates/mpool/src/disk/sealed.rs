@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::buffer::AlignedBuf;
 use super::key::{self, Keys};
-use super::medium::{Access, Medium, MediumFile, Open, Room};
+use super::medium::{Access, Medium, MediumFile, Open, ReadPiece, Room};
 use super::superblock;
 use super::xts::{SECTOR, Xts};
 use crate::{BLOCK, MediaClass};
@@ -226,6 +226,17 @@ impl MediumFile for SealedFile {
     /// last frame ends has that block written again before anything follows it.
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len.next_multiple_of(SECTOR as u64))
+    }
+
+    fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {
+        if !pieces.iter().all(|piece| is_whole(piece.offset, piece.into.len())) {
+            return pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset));
+        }
+        self.file.read_many(pieces)?;
+        for piece in pieces {
+            self.xts.decrypt(piece.into, piece.offset / SECTOR as u64);
+        }
+        Ok(())
     }
 
     fn write_while(&self, parts: &[&[u8]], mut offset: u64, meanwhile: &mut dyn FnMut(&[u8])) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! `io_uring(7)`: several requests at once, and work while a read or write is under way.
+//! `io_uring(7)`: many reads at once, and work while a read or write is under way.
 //!
 //! Each thread has a ring of its own, made when it is first needed. Where the kernel or a filter
 //! refuses it, and with [`disable`], the callers fall back to `pread(2)` and `pwrite(2)`.
@@ -16,6 +16,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::disk::medium::ReadPiece;
 
 /// Requests in flight on one ring.
 const DEPTH: usize = 32;
@@ -108,6 +110,35 @@ fn check(result: i32) -> io::Result<usize> {
 /// Whether an error only says that this ring cannot do it, so that the plain call should be tried.
 fn unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EAGAIN | libc::EINTR))
+}
+
+/// Reads every piece; false when it could not be done this way and nothing is known of any piece.
+pub(crate) fn read_many(fd: BorrowedFd<'_>, pieces: &mut [ReadPiece<'_>]) -> io::Result<bool> {
+    let fd = types::Fd(fd.as_raw_fd());
+    let run = |ring: &mut IoUring| -> io::Result<bool> {
+        let mut flight = Flight { ring, flying: 0 };
+        let (mut next, mut whole, mut failed) = (0, true, None);
+        let lengths: Vec<usize> = pieces.iter().map(|piece| piece.into.len()).collect();
+        while next < pieces.len() || flight.flying > 0 {
+            while next < pieces.len() && flight.flying < DEPTH {
+                let piece = &mut pieces[next];
+                let read = opcode::Read::new(fd, piece.into.as_mut_ptr(), piece.into.len() as u32)
+                    .offset(piece.offset)
+                    .build()
+                    .user_data(next as u64);
+                // SAFETY: the piece is borrowed exclusively for longer than the flight lives.
+                unsafe { flight.push(&read) };
+                next += 1;
+            }
+            flight.land(|number, result| match check(result) {
+                Ok(read) => whole &= read == lengths[number as usize],
+                Err(e) if unsupported(&e) => whole = false,
+                Err(e) => failed = Some(e),
+            })?;
+        }
+        failed.map_or(Ok(whole), Err)
+    };
+    with_ring(run).unwrap_or(Ok(false))
 }
 
 /// Syncs two files at the same time, as `fdatasync(2)` does. `None`: nothing is known of either.

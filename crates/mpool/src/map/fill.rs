@@ -92,6 +92,31 @@ impl Loader<'_> {
         Ok(())
     }
 
+    /// Loads single pages of an mblock.
+    pub(crate) fn load_scattered(&self, pages: &[usize]) -> Result<(), MapError> {
+        let Self { core, map, placed } = *self;
+        for pages in pages.chunks(RUN) {
+            if let [page] = pages {
+                self.load_run(*page, 1)?;
+                continue;
+            }
+            let start = core.admit(pages.len());
+            let blocks: Vec<u64> = pages.iter().map(|&page| page as u64).collect();
+            let result: Result<(), MapError> = with_bounce(pages.len(), |bounce| {
+                placed.mblock.read_scattered(&blocks, bounce)?;
+                let start = add_time(&core.stats.reading, start);
+                for (page, bytes) in pages.iter().zip(bounce.chunks_exact(BLOCK)) {
+                    place(core, map, placed.first + page, bytes).during("filling", "a map")?;
+                }
+                add_time(&core.stats.placing, start);
+                Ok(())
+            });
+            core.settle(pages.len());
+            result?;
+        }
+        Ok(())
+    }
+
     /// Loads the missing pages of a range, as long as memory is not short.
     pub(crate) fn load_ahead(&self, first: usize, count: usize) -> Result<(), MapError> {
         let Self { core, map, placed } = *self;

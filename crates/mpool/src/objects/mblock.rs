@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::disk::buffer::{AlignedBuf, is_aligned};
 use crate::disk::checksum;
 use crate::disk::log::Reserve;
+use crate::disk::medium::ReadPiece;
 use crate::disk::record::{MblockRecord, Record};
 use crate::disk::space::Extent;
 use crate::disk::uring::REQUEST;
@@ -356,6 +357,21 @@ impl Mblock {
         };
         self.class.data.read_while(into, offset + first * BLOCK as u64, &mut check).during("reading", self.object())?;
         bad.map_or(Ok(()), |block| Err(self.damage(block).into()))
+    }
+
+    /// Reads single blocks, one behind the other into `into`, several at a time.
+    pub(crate) fn read_scattered(&self, blocks: &[u64], into: &mut [u8]) -> Result<(), ObjectError> {
+        let table = self.table()?;
+        let (id, start) = (self.info.record.id, self.info.record.offset);
+        let mut pieces: Vec<ReadPiece<'_>> = blocks
+            .iter()
+            .zip(into.chunks_exact_mut(BLOCK))
+            .map(|(&block, into)| ReadPiece { offset: start + block * BLOCK as u64, into })
+            .collect();
+        self.class.data.read_many(&mut pieces).during("reading", self.object())?;
+        let mut checked = blocks.iter().zip(&pieces);
+        let bad = checked.find(|(block, piece)| checksum::first_bad(table, id, **block, piece.into).is_some());
+        bad.map_or(Ok(()), |(&block, _)| Err(self.damage(block).into()))
     }
 
     pub(crate) fn damage(&self, block: u64) -> Damage {

@@ -65,18 +65,25 @@ fn one_mapping(map: Map) {
         assert!(map.mblock(index) == want, "mblock {index}");
     }
     assert_eq!(map.resident_bytes(), map.virtual_bytes());
-    (0..map.len()).for_each(|i| map.advise(i, 0, map.mblock(i).len() as u64, Advice::DontNeed).unwrap());
+    let mut pages = Vec::new();
+    map.get_pages(3, &[48, 0, 7], &mut pages).unwrap();
+    assert_eq!(pages[0][..200_000 - 48 * BLOCK], content(200_000, 200_000)[48 * BLOCK..]);
+    assert!(pages[0][200_000 - 48 * BLOCK..].iter().all(|&b| b == 0));
+    assert_eq!(pages[2], &content(200_000, 200_000)[7 * BLOCK..8 * BLOCK]);
+
+    map.purge();
     assert_eq!(map.resident_bytes(), 0);
     map.advise(3, 8192, 20_000, Advice::WillNeed).unwrap();
     assert_eq!(map.resident_bytes(), 5 * BLOCK as u64);
     map.advise(3, 8192, 4096, Advice::DontNeed).unwrap();
     assert_eq!(map.resident_bytes(), 4 * BLOCK as u64);
-    assert!([0, 9, 20, 21, 40].iter().all(|page| map.get(3, page * BLOCK as u64, 1).is_ok()));
+    map.get_pages(3, &[0, 9, 20, 21, 40], &mut pages).unwrap();
     assert_eq!(map.resident_bytes(), 9 * BLOCK as u64);
     assert!(map.mblock(3) == content(200_000, 200_000));
 
     assert!(matches!(map.get(9, 0, 1), Err(MapError::Outside { .. })));
     assert!(matches!(map.get(0, 0, 2), Err(MapError::Outside { .. })));
+    assert!(matches!(map.get_pages(0, &[1], &mut pages), Err(MapError::Outside { .. })));
     assert!(matches!(pool.mblock_delete(&[ids[2]]), Err(ObjectError::Mapped { times: 1, .. })));
     assert!(matches!(cache.map(&pool, &[], Temperature::Hot), Err(MapError::Empty)));
     drop(map);
@@ -113,11 +120,17 @@ fn what_cannot_be_mapped_is_refused_with_a_sentence() {
     assert!(error.to_string().starts_with("an mcache map needs userfaultfd: "), "{error}");
 }
 
-/// 300 bytes from `at` on.
+/// 300 bytes from `at` on, or the whole page that they begin in.
 fn read_some<'a>(map: &'a McacheMap, index: usize, at: usize, random: &mut crate::sim::Random) -> &'a [u8] {
-    match random.below(2) {
+    match random.below(3) {
         0 => &map.mblock(index)[at..at + 300],
-        _ => map.get(index, at as u64, 300).unwrap(),
+        1 => map.get(index, at as u64, 300).unwrap(),
+        _ => {
+            let mut pages = Vec::new();
+            let all = [at / BLOCK, random.below(256) as usize, random.below(256) as usize];
+            map.get_pages(index, &all, &mut pages).unwrap();
+            pages[0]
+        }
     }
 }
 

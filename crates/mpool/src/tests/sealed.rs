@@ -11,7 +11,7 @@ use super::basic::write;
 use super::model::{content, key};
 use super::sectors::{ALL, PATH, STAGING, make_with, open, served};
 use crate::disk::key::{Keys, NAMES, UserKey};
-use crate::disk::medium::{MediumFile, Open, Storage};
+use crate::disk::medium::{MediumFile, Open, ReadPiece, Storage};
 use crate::disk::sealed::over;
 use crate::sim::{Fault, Random, Sim, Wrong};
 use crate::{
@@ -309,6 +309,14 @@ fn alike(storage: &dyn Storage, path: &Path, seed: u64) {
         let (mut whole, mut landed) = (AlignedBuf::zeroed(blocks * BLOCK), vec![0; blocks * BLOCK]);
         file.read_while(&mut whole, 0, &mut |at, part| landed[at..at + part.len()].copy_from_slice(part)).unwrap();
         assert!(whole[..] == landed);
+        let mut scattered = AlignedBuf::zeroed(blocks * BLOCK);
+        let mut pieces: Vec<ReadPiece<'_>> = (0u64..)
+            .step_by(BLOCK)
+            .zip(scattered.chunks_exact_mut(BLOCK))
+            .map(|(offset, into)| ReadPiece { offset, into })
+            .collect();
+        file.read_many(&mut pieces).unwrap();
+        assert!(scattered[..] == landed);
         landed
     });
     assert!(read[0] == read[1]);

@@ -226,6 +226,9 @@ impl Pool {
         locked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
+    /// The file in a pool's directory that those lock, shared, who wait for it.
+    pub const TURNS: &str = superblock::NAMES[0];
+
     /// Says as long as the file is open that this process waits until others have closed the pool
     /// in this directory.
     ///
@@ -275,7 +278,7 @@ impl Pool {
 /// Locks what programs lock that wait for a pool, which locks its directory itself.
 fn turn(path: &Path, how: FlockOperation) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW;
-    let file = claims::open_at(rustix::fs::CWD, &path.join(superblock::NAMES[0]), flags, Mode::empty())?;
+    let file = claims::open_at(rustix::fs::CWD, &path.join(Pool::TURNS), flags, Mode::empty())?;
     flock(&file, how)?;
     Ok(file)
 }

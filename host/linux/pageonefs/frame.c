@@ -13,6 +13,7 @@
  * has none of these comes to pay (pofs_adopt). Others are pages of a store's files (lend.c).
  */
 #include <linux/highmem.h>
+#include <linux/cgroup.h>
 #include <linux/memcontrol.h>
 #include <linux/module.h>
 #include <linux/pagemap.h>
@@ -319,17 +320,15 @@ static bool charged_to(struct page *frame, struct mem_cgroup *memcg)
 
 /*
  * A new user is of this cgroup: whether that pays for the frame, and goes by pofs_frame_leave().
+ * Or its entry is marked, and pofs_frame_marked() called.
  * Nobody asks who pays for a page of a store. Under RCU.
  */
 bool pofs_frame_join(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *user)
 {
 	if (!(READ_ONCE(frame->private) & POFS_OWN))
 		return true;
-	if (!atomic_long_inc_not_zero(payers(frame))) {
-		/* This file's entries are to be looked at, too. */
-		atomic64_inc(&domain->left);
+	if (!atomic_long_inc_not_zero(payers(frame)))
 		return false;
-	}
 	/* Nobody adopts it now. */
 	if (charged_to(frame, user))
 		return true;
@@ -348,16 +347,72 @@ void pofs_frame_leave(struct pofs_domain *domain, struct page *frame, bool alien
 }
 
 /*
+ * An entry was marked: others pay for the frame. Unless they had left it before: then nobody who
+ * looked since has seen the mark.
+ */
+void pofs_frame_marked(struct pofs_domain *domain, struct page *frame)
+{
+	/* Pairs with pofs_frame_leave(): its count, or the mark, is seen. */
+	smp_mb();
+	if (READ_ONCE(frame->private) & POFS_OWN && !atomic_long_read(payers(frame)))
+		atomic64_inc(&domain->left);
+}
+
+/* Whether the cgroup's own limits leave it an eighth, and a MiB: what it is to find there itself. */
+bool pofs_payer_roomy(struct mem_cgroup *memcg)
+{
+	unsigned long most = min(READ_ONCE(memcg->memory.max), READ_ONCE(memcg->memory.high));
+
+	return page_counter_read(&memcg->memory) + max(most / 8, SZ_1M / PAGE_SIZE) < most;
+}
+
+/*
+ * `payer` is charged for the frame. No exported function moves a charge: a page that `payer` is
+ * charged for swaps that with the frame, and goes. Both are single pages of the kernel's
+ * accounting. Nothing is reclaimed for it: -ENOMEM, its own limits leave no room; -EAGAIN, others'.
+ */
+static int move_charge(struct page *frame, struct mem_cgroup *payer)
+{
+	struct mem_cgroup *active, *above;
+	unsigned long flags;
+	struct page *page;
+	int mapped, ret = -EAGAIN;
+
+	for (above = payer; above && !pofs_no_reserve; above = parent_mem_cgroup(above))
+		if (!pofs_payer_roomy(above))
+			return above == payer ? -ENOMEM : -EAGAIN;
+	active = set_active_memcg(payer);
+	page = alloc_page(pofs_no_reserve ? ROOM_GFP : GFP_NOWAIT | __GFP_ACCOUNT | __GFP_NOWARN);
+	set_active_memcg(active);
+	if (!page)
+		return -EAGAIN;
+	/*
+	 * With version 1 charges move with their tasks, and 6.1 then unlocks the cgroup of a page that
+	 * it maps, which has to be the one that it locked. The controller comes there by a change of
+	 * code that waits for this processor's interrupts.
+	 */
+	local_irq_save(flags);
+	if (cgroup_subsys_on_dfl(memory_cgrp_subsys) || pofs_no_version_check) {
+		mapped = atomic_read(&frame->_mapcount) >= 0;
+		count_frame(frame, -1);
+		lruvec_stat_mod_folio(page_folio(frame), NR_FILE_MAPPED, -mapped);
+		swap(page->memcg_data, frame->memcg_data);
+		count_frame(frame, 1);
+		lruvec_stat_mod_folio(page_folio(frame), NR_FILE_MAPPED, mapped);
+		ret = 0;
+	}
+	local_irq_restore(flags);
+	__free_page(page);
+	return ret;
+}
+
+/*
  * If nobody uses the frame who pays for it, `payer` does from now on, and the caller is a user that
- * pays: 0. -EEXIST: somebody does. -ENOMEM: `payer` has no room. No exported function moves a
- * charge: a page that `payer` is charged for swaps that with the frame, and goes. Both are single
- * pages of the kernel's accounting. Under domain->adopting.
+ * pays: 0. -EEXIST: somebody does. Or as move_charge(). Under domain->adopting.
  */
 int pofs_frame_adopt(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *payer)
 {
-	int mapped = atomic_read(&frame->_mapcount) >= 0;
-	struct mem_cgroup *active;
-	struct page *page = NULL;
+	int ret = 0;
 	bool pays;
 
 	/* With a user more its figures stay while they move. */
@@ -367,21 +422,11 @@ int pofs_frame_adopt(struct pofs_domain *domain, struct page *frame, struct mem_
 	rcu_read_lock();
 	pays = charged_to(frame, payer);
 	rcu_read_unlock();
-	if (!pays) {
-		active = set_active_memcg(payer);
-		page = alloc_page(ROOM_GFP);
-		set_active_memcg(active);
-		if (!page) {
-			pofs_frame_put(domain, frame);
-			return -ENOMEM;
-		}
-		count_frame(frame, -1);
-		lruvec_stat_mod_folio(page_folio(frame), NR_FILE_MAPPED, -mapped);
-		swap(page->memcg_data, frame->memcg_data);
-		count_frame(frame, 1);
-		lruvec_stat_mod_folio(page_folio(frame), NR_FILE_MAPPED, mapped);
-		__free_page(page);
-	}
-	atomic_long_set_release(payers(frame), 1);
-	return 0;
+	if (!pays)
+		ret = move_charge(frame, payer);
+	if (ret)
+		pofs_frame_put(domain, frame);
+	else
+		atomic_long_set_release(payers(frame), 1);
+	return ret;
 }

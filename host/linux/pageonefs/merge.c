@@ -36,13 +36,21 @@ struct merge_run {
 	u64 merged;
 };
 
+/* A frame that others pay for would be a debt more. Under RCU. */
+static bool owes(struct pofs_inode *pi)
+{
+	struct mem_cgroup *payer = READ_ONCE(pi->payer);
+
+	return payer && time_before(jiffies, READ_ONCE(pi->owes_until)) && !pofs_payer_roomy(payer);
+}
+
 /* One merged page, to another frame of equal content. */
 static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 {
 	struct pofs_inode *pi = run->pi;
 	struct page *old = pofs_frame_at(pi, e->index), *frame;
 	XA_STATE(xas, &run->domain->frames, 0);
-	bool equal, alien = false;
+	bool equal, alien = false, debt;
 	int error;
 
 	if (!old)
@@ -56,6 +64,7 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	frame = pofs_frame_find(&xas, e->frame, &error);
 	if (frame && frame != old)
 		alien = !pofs_frame_join(run->domain, frame, READ_ONCE(pi->payer));
+	debt = alien && owes(pi);
 	rcu_read_unlock();
 	if (!frame)
 		goto out;
@@ -75,7 +84,7 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	}
 	if (!equal) {
 		e->frame = pofs_frame_handle(old);
-	} else if (alien && READ_ONCE(pi->owes)) {
+	} else if (debt) {
 		error = -EBUSY;
 	} else {
 		down_write(pofs_mapping_lock(pi, e->index));
@@ -88,6 +97,7 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	if (error) {
 		pofs_frame_leave(run->domain, frame, alien);
 	} else {
+		pofs_frame_marked(run->domain, frame);
 		unmap_mapping_pages(run->mapping, e->index, 1, false);
 		pofs_frame_leave(run->domain, old, alien);
 		pofs_count(moves);
@@ -189,8 +199,7 @@ static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 ha
 		run->named = handle;
 		run->used = pofs_frame_handle(frame);
 	}
-	/* It would be a debt more. */
-	if (*alien && READ_ONCE(run->pi->owes))
+	if (*alien && owes(run->pi))
 		*error = -EBUSY;
 	return frame;
 }
@@ -306,9 +315,13 @@ static void leave(struct merge_run *run, struct chunk *c)
 {
 	int i, n = 0;
 
-	for (i = 0; i < c->n; i++)
-		if (!c->e[i].result)
-			c->gone[n++] = c->pages[i];
+	for (i = 0; i < c->n; i++) {
+		if (c->e[i].result)
+			continue;
+		c->gone[n++] = c->pages[i];
+		if (c->alien[i])
+			pofs_frame_marked(run->domain, c->frames[i]);
+	}
 	pofs_pages_leave(run->mapping, c->gone, n);
 }
 

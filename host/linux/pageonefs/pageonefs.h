@@ -100,7 +100,8 @@ POFS_GUARD(no_user_bound); POFS_GUARD(no_copy_room); POFS_GUARD(no_room_wait);
 POFS_GUARD(no_lone_wait); POFS_GUARD(no_range_room); POFS_GUARD(no_take_back);
 POFS_GUARD(no_whole_page); POFS_GUARD(no_first_check); POFS_GUARD(no_commit);
 POFS_GUARD(no_length_bound); POFS_GUARD(no_end_check); POFS_GUARD(no_plain_bound);
-POFS_GUARD(no_bounded_wait);
+POFS_GUARD(no_bounded_wait); POFS_GUARD(no_reserve); POFS_GUARD(no_version_check);
+POFS_GUARD(no_rest); POFS_GUARD(no_far_look);
 
 /* All fields of the statistics that are counted here. */
 DECLARE_PER_CPU(struct pageonefs_stats, pofs_stats);

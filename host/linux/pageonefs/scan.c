@@ -194,7 +194,7 @@ static u64 next_of(struct xarray *table, u64 from, unsigned long unit)
 
 /* ---- who pays for frames that their payers have left ------------------------------------ */
 
-/* An entry whose frame others pay for, if anybody does. -ENOMEM: who is to pay has no room. */
+/* An entry whose frame others pay for, if anybody does. Returns 1 if its file does now. */
 static int adopt_one(struct pofs_inode *pi, pgoff_t index, struct mem_cgroup *payer)
 {
 	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
@@ -209,51 +209,45 @@ static int adopt_one(struct pofs_inode *pi, pgoff_t index, struct mem_cgroup *pa
 		/* The entry, if it is there, is the user that pays. */
 		pofs_table_swap(&pi->merged, index, frame, frame, &alien);
 		pofs_frame_leave(domain, frame, alien);
-		WRITE_ONCE(pi->owes, false);
 	}
 	put_page(frame);
-	return ret == -EEXIST ? 0 : ret;
+	return ret == -EEXIST ? 0 : ret ?: 1;
 }
-
-#define ADOPT_LOOKS 1024
 
 /*
  * Where all who paid for a frame have left it, the next file that uses it pays. Each harvest looks
  * for some milliseconds at entries whose frames others pay for, until all of the file's have been
- * looked at since such a frame was left. Who has no room pays for as many as fit, and joins no
- * others' meanwhile.
+ * looked at since such a frame was left; where that finds little, not before a second later. Who
+ * has no room pays for as many as fit, and joins no others' then, until it has room again.
  */
 static void adopt(struct pofs_inode *pi)
 {
 	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
 	u64 left = atomic64_read(&domain->left);
-	struct mem_cgroup *payer;
-	/* Reclaim in the payer's cgroup may take long. */
 	unsigned long end = jiffies + msecs_to_jiffies(10);
-	int looks = ADOPT_LOOKS, ret = 0;
+	int looks, taken = 0, ret = 0;
+	struct mem_cgroup *payer;
 
 	if (left == READ_ONCE(pi->adopted) || pofs_no_adopt || !mutex_trylock(&domain->adopting))
 		return;
-	payer = pofs_payer_get(&pi->payer);
+	payer = time_before(jiffies, pi->adopt_after) && !pofs_no_rest ? NULL : pofs_payer_get(&pi->payer);
 	if (!pi->adopt_at)
 		pi->adopt_left = left;
-	if (!payer || (pi->owes && time_before(jiffies, pi->adopt_after)))
-		looks = 0;
-	for (; looks && !ret && time_before_eq(jiffies, end); looks--) {
+	for (looks = 0; payer && ret >= 0 && time_before_eq(jiffies, end) && !(pofs_no_far_look && looks >= 1024); looks++) {
 		if (!xa_find(&pi->merged, &pi->adopt_at, ULONG_MAX, POFS_MARK)) {
 			WRITE_ONCE(pi->adopted, pi->adopt_left);
-			WRITE_ONCE(pi->owes, false);
 			pi->adopt_at = 0;
 			break;
 		}
 		ret = adopt_one(pi, pi->adopt_at, payer);
-		pi->adopt_at += !ret;
+		taken += ret > 0;
+		pi->adopt_at += ret >= 0;
 		cond_resched();
 	}
-	if (ret) {
-		WRITE_ONCE(pi->owes, true);
+	if (ret == -ENOMEM)
+		WRITE_ONCE(pi->owes_until, jiffies + 10 * HZ);
+	if (looks > 16 * taken)
 		pi->adopt_after = jiffies + HZ;
-	}
 	mutex_unlock(&domain->adopting);
 	mem_cgroup_put(payer);
 }

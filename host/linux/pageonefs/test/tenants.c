@@ -435,4 +435,6 @@ static void figures(void)
 
 const struct test tenant_tests[] = { { "memcg", memcg }, { "memcg_lent", memcg_lent },
 				    { "memcg_left", memcg_left }, { "memcg_runs", memcg_runs },
-				    { "memcg_race", memcg_race }, { "figures", figures }, { 0 } };
+				    { "memcg_room", memcg_room }, { "memcg_rest", memcg_rest },
+				    { "memcg_far", memcg_far }, { "memcg_race", memcg_race }, { "figures", figures },
+				    { "memcg_version", memcg_version }, { 0 } };

@@ -18,5 +18,9 @@ void end(pid_t child);
 void charged(const char *group, uint64_t pages, const char *when);
 void memcg_left(void);
 void memcg_runs(void);
+void memcg_room(void);
+void memcg_rest(void);
+void memcg_far(void);
+void memcg_version(void);
 
 #endif

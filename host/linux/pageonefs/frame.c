@@ -358,7 +358,7 @@ void pofs_frame_marked(struct pofs_domain *domain, struct page *frame)
 		atomic64_inc(&domain->left);
 }
 
-/* Whether the cgroup's own limits leave it an eighth, and a MiB: what it is to find there itself. */
+/* Whether the cgroup's own limits leave it an eighth, and a MiB. */
 bool pofs_payer_roomy(struct mem_cgroup *memcg)
 {
 	unsigned long most = min(READ_ONCE(memcg->memory.max), READ_ONCE(memcg->memory.high));

@@ -139,6 +139,8 @@ void memcg_left(void)
 	of_a = number(TENANTS "a/memory.current"), of_b = number(TENANTS "b/memory.current");
 	printf("    with 16 MiB the keeper is charged %ld KiB, and the giver %ld\n", of_b >> 10, of_a >> 10);
 	CHECK(of_b <= 14 << 20 && of_b > 13 << 20 && labs(of_a + of_b - 2 * LEFT * (long)PAGE) < (long)(LEFT / 10 * PAGE));
+	/* What it is charged in advance comes and goes. */
+	CHECK(!path_write(TENANTS "b/memory.max", "15M"));
 	within(DAEMON, join_refused, &keeper);
 	CHECK(waitpid(client, 0, WNOHANG) == 0 && !path_number(TENANTS "b/memory.events", "oom_kill"));
 	CHECK(!path_write(TENANTS "b/memory.max", "max"));
@@ -255,7 +257,7 @@ void memcg_far(void)
 
 #define VERSION_1 "/tmp/version-1/"
 
-/* What was charged before, version 1 would not count right: this test is the only one of its guest. */
+/* Version 1 would not count right what was charged before: no other test is in this guest. */
 static int move_controller(void)
 {
 	if (access(PARAMETERS "no_version_check", F_OK)) {

@@ -37,7 +37,7 @@ impl Qmp {
             if self.0.read_line(&mut line).unwrap_or(0) == 0 {
                 return None;
             }
-            let answer: Value = serde_json::from_str(&line).unwrap();
+            let answer = qmp::parse(&line).unwrap();
             if answer["id"] == "test" {
                 return Some(answer);
             }

@@ -13,10 +13,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// The longest answer, in bytes. QEMU's list of memory is some kilobytes.
 const MAX_ANSWER: u64 = 1 << 20;
+/// How deep an answer may be nested. QEMU describes each image within the one above it.
+const MAX_DEPTH: usize = 1000;
 /// How often a session looks whether it is still wanted.
 const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
@@ -176,7 +179,7 @@ impl<'a, F: AsFd> Qmp<'a, F> {
             if read as u64 == MAX_ANSWER && !line.ends_with('\n') {
                 return Err(QmpError::Malformed(format!("an answer of more than {MAX_ANSWER} bytes")));
             }
-            let mut answer: Value = serde_json::from_str(&line).map_err(|e| QmpError::Malformed(e.to_string()))?;
+            let mut answer = parse(&line)?;
             if answer["id"] != *id {
                 continue;
             }
@@ -204,6 +207,31 @@ impl<'a, F: AsFd> Qmp<'a, F> {
     pub fn host_address(&mut self, guest: u64) -> Result<Option<u64>, QmpError> {
         Ok(parse_gpa2hva(&self.monitor(&format!("gpa2hva {guest:#x}"))?))
     }
+}
+
+/// A line of JSON, nested no deeper than the stack bears.
+///
+/// # Errors
+/// [`QmpError::Malformed`].
+pub fn parse(line: &str) -> Result<Value, QmpError> {
+    let (mut depth, mut in_text, mut escaped) = (0_usize, false, false);
+    for byte in line.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b'[' | b'{' if !in_text => depth += 1,
+            b']' | b'}' if !in_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            return Err(QmpError::Malformed(format!("an answer nested more than {MAX_DEPTH} deep")));
+        }
+    }
+    let mut reader = serde_json::Deserializer::from_str(line);
+    reader.disable_recursion_limit();
+    let value = Value::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    value.map_err(|error| QmpError::Malformed(error.to_string()))
 }
 
 /// `Host virtual address for 0x100000 (pc.ram) is 0x7f0bbbf00000`.
@@ -251,6 +279,15 @@ mod tests {
         assert_eq!(error, "QEMU refuses other: no such thing");
         drop(qmp);
         qemu.join().unwrap();
+    }
+
+    #[test]
+    fn an_answer_is_as_deep_as_a_chain_of_images_and_no_deeper_than_the_stack() {
+        let deep = |depth| format!("{}\"[{{\\\"[\"{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(parse(&deep(MAX_DEPTH)).is_ok());
+        let error = parse(&deep(MAX_DEPTH + 1)).unwrap_err().to_string();
+        assert!(error.ends_with("nested more than 1000 deep"), "{error}");
+        assert!(parse(&"[".repeat(1 << 20)).is_err() && parse("[1] 2").is_err());
     }
 
     #[test]

@@ -71,11 +71,20 @@ pub enum DiskError {
              XFS, btrfs and others), in a directory where you may make files"
     )]
     Link { disk: String, image: String, source: std::io::Error },
+    #[error(
+        "disk {disk} has {images} images, and its QEMU opens all of them at each start: shorten the chain first, as the \
+             guide of snapshots says"
+    )]
+    Long { disk: String, images: usize },
     #[error("cannot make the image {}, which the guest is to write to", image.display())]
     Make { image: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Qmp(#[from] MonitorError),
 }
+
+/// Images of a disk, at most. QEMU has a descriptor for each, of 1,024 by default, and describes each
+/// within the one above it.
+const MAX_IMAGES: usize = 500;
 
 /// A disk of a running guest.
 #[derive(Clone, Debug)]
@@ -156,6 +165,10 @@ pub(crate) fn find(qmp: &mut Monitor, pid: i32, words: &[String], directory: &Pa
         }
         let full = |name: &str| directory.join(name).canonicalize().ok();
         let Some(path) = full(&image) else { return Err(DiskError::NoFile { disk, image }) };
+        let images_there = images(&inserted["image"]).count();
+        if images_there > MAX_IMAGES {
+            return Err(DiskError::Long { disk, images: images_there });
+        }
         // An earlier snapshot has put images over the one that the command line names.
         let chain: Vec<PathBuf> =
             images(&inserted["image"]).filter_map(|image| full(image["filename"].as_str()?)).collect();
@@ -341,7 +354,7 @@ impl Overlay {
             ended?;
         }
         // One below another that the guest writes to must stay.
-        let all = qmp.execute("query-named-block-nodes", json!({}))?;
+        let all = qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
         if all.as_array().into_iter().flatten().any(|node| node["node-name"] == self.node) {
             return Ok(());
         }

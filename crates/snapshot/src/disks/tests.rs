@@ -40,6 +40,12 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     let written = comma.replace(',', ",,");
     let error = refused_as("-blockdev", "raw", &comma, &format!("raw,node-name=n,file.filename={written}"));
     assert!(matches!(error, DiskError::RawNode { .. }), "{error}");
+    let below = |image, _| json!({ "filename": "/d", "backing-image": image });
+    let image = (0..=MAX_IMAGES).fold(Value::Null, below);
+    let all =
+        json!([{ "device": "d0", "inserted": { "node-name": "n", "ro": false, "drv": "qcow2", "image": image } }]);
+    let error = find(&mut fake::qemu(move |_| all.clone()), own, &[], Path::new("/")).map(drop).unwrap_err();
+    assert!(error.to_string().starts_with("disk d0 has 501 images, and its QEMU opens all of them"), "{error}");
     // Each is fast enough, and all together are not.
     let raw = Running { copying: (Duration::from_millis(60), 7), ..Running::of_device("d0", Path::new("/d")) };
     let error = ensure_fast(&[raw.clone(), raw.clone()], Duration::from_millis(100)).unwrap_err();

@@ -408,3 +408,29 @@ fn a_raw_disk_in_many_pieces_is_refused_with_the_figure_before_its_guest_stands(
     assert_eq!(std::fs::read_dir(&xfs.0).unwrap().count(), 1, "nothing was made");
     place.ok(&[&save[..], &["60000"]].concat());
 }
+
+/// Images that a guest of many snapshots has: more than JSON's readers nest.
+const IMAGES: usize = 200;
+
+#[test]
+fn a_guest_of_hundreds_of_snapshots_is_stored_and_its_clones_run() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let image = |number: usize| match number {
+        IMAGES => place.path("disk.qcow2"),
+        number => place.path(&format!("{number}.qcow2")),
+    };
+    e2e::qmp::make_disk(&image(0));
+    for number in 1..=IMAGES {
+        snapshot::qcow2::create_over(&image(number), &image(number - 1), false).unwrap();
+    }
+    let drive = format!("file={},if=none,id=d0,format=qcow2", image(IMAGES).display());
+    let source = place.machine("source", &["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
+    for name in ["one", "two"] {
+        write(&mut source.qmp(), name.len() as u8);
+        place.save(source.pid(), name);
+    }
+    clones_write_their_own(&place, "two", 3);
+}

@@ -40,7 +40,7 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     let written = comma.replace(',', ",,");
     let error = refused_as("-blockdev", "raw", &comma, &format!("raw,node-name=n,file.filename={written}"));
     assert!(matches!(error, DiskError::RawNode { .. }), "{error}");
-    let below = |image, _| json!({ "filename": "/d", "backing-image": image });
+    let below = |below, _| json!({ "filename": image, "backing-image": below });
     let image = (0..=MAX_IMAGES).fold(Value::Null, below);
     let all =
         json!([{ "device": "d0", "inserted": { "node-name": "n", "ro": false, "drv": "qcow2", "image": image } }]);

@@ -213,14 +213,17 @@ impl Daemon {
         Client::spawn(command)
     }
 
-    /// Waits until at least this many pages of a client map frames.
+    /// Waits until at least this many pages of a client map frames, as long as they become more.
     pub fn wait_merged(&self, pid: i32, pages: u64) {
-        let mut seen = 0;
-        let deadline = Instant::now() + Duration::from_secs(60) * patience();
+        let (mut seen, mut most, limit) = (0, 0, Duration::from_secs(60) * patience());
+        let mut deadline = Instant::now() + limit;
         while seen < pages {
             assert!(Instant::now() < deadline, "{seen} of {pages} pages merged in time: {}", self.status());
             std::thread::sleep(Duration::from_millis(50));
             seen = self.client(pid).and_then(|c| c["pages_merged"].as_u64()).unwrap_or(0);
+            if seen > most {
+                (most, deadline) = (seen, Instant::now() + limit);
+            }
         }
     }
 }

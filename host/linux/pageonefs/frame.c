@@ -358,29 +358,41 @@ void pofs_frame_marked(struct pofs_domain *domain, struct page *frame)
 		atomic64_inc(&domain->left);
 }
 
-/* Whether the cgroup's own limits leave it an eighth, and a MiB. */
-bool pofs_payer_roomy(struct mem_cgroup *memcg)
+/*
+ * Whether the limits of `payer`, and of those above it, leave them an eighth, and a MiB. Those count
+ * the frame already that are above who pays for it now, too. Under RCU.
+ */
+bool pofs_payer_roomy(struct mem_cgroup *payer, struct page *frame)
 {
-	unsigned long most = min(READ_ONCE(memcg->memory.max), READ_ONCE(memcg->memory.high));
+	struct mem_cgroup *pays = folio_memcg(page_folio(frame));
 
-	return page_counter_read(&memcg->memory) + max(most / 8, SZ_1M / PAGE_SIZE) < most;
+	for (; payer && !(pays && mem_cgroup_is_descendant(pays, payer)); payer = parent_mem_cgroup(payer)) {
+		unsigned long most = min(READ_ONCE(payer->memory.max), READ_ONCE(payer->memory.high));
+
+		if (page_counter_read(&payer->memory) + max(most / 8, SZ_1M / PAGE_SIZE) >= most)
+			return false;
+	}
+	return true;
 }
 
 /*
  * `payer` is charged for the frame. No exported function moves a charge: a page that `payer` is
  * charged for swaps that with the frame, and goes. Both are single pages of the kernel's
- * accounting. Nothing is reclaimed for it: -ENOMEM, its own limits leave no room; -EAGAIN, others'.
+ * accounting. Nothing is reclaimed for it: -ENOMEM, limits leave no room.
  */
 static int move_charge(struct page *frame, struct mem_cgroup *payer)
 {
-	struct mem_cgroup *active, *above;
+	struct mem_cgroup *active;
 	unsigned long flags;
 	struct page *page;
 	int mapped, ret = -EAGAIN;
+	bool roomy;
 
-	for (above = payer; above && !pofs_no_reserve; above = parent_mem_cgroup(above))
-		if (!pofs_payer_roomy(above))
-			return above == payer ? -ENOMEM : -EAGAIN;
+	rcu_read_lock();
+	roomy = pofs_payer_roomy(payer, frame);
+	rcu_read_unlock();
+	if (!roomy && !pofs_no_reserve)
+		return -ENOMEM;
 	active = set_active_memcg(payer);
 	page = alloc_page(pofs_no_reserve ? ROOM_GFP : GFP_NOWAIT | __GFP_ACCOUNT | __GFP_NOWARN);
 	set_active_memcg(active);

@@ -62,7 +62,7 @@ bool pofs_frame_join(struct pofs_domain *domain, struct page *frame, struct mem_
 void pofs_frame_leave(struct pofs_domain *domain, struct page *frame, bool alien);
 int pofs_frame_adopt(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *payer);
 void pofs_frame_marked(struct pofs_domain *domain, struct page *frame);
-bool pofs_payer_roomy(struct mem_cgroup *memcg);
+bool pofs_payer_roomy(struct mem_cgroup *payer, struct page *frame);
 bool pofs_payer_has_room(void);
 
 #endif

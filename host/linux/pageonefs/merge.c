@@ -37,11 +37,11 @@ struct merge_run {
 };
 
 /* A frame that others pay for would be a debt more. Under RCU. */
-static bool owes(struct pofs_inode *pi)
+static bool owes(struct pofs_inode *pi, struct page *frame)
 {
 	struct mem_cgroup *payer = READ_ONCE(pi->payer);
 
-	return payer && time_before(jiffies, READ_ONCE(pi->owes_until)) && !pofs_payer_roomy(payer);
+	return payer && time_before(jiffies, READ_ONCE(pi->owes_until)) && !pofs_payer_roomy(payer, frame);
 }
 
 /* One merged page, to another frame of equal content. */
@@ -64,7 +64,7 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	frame = pofs_frame_find(&xas, e->frame, &error);
 	if (frame && frame != old)
 		alien = !pofs_frame_join(run->domain, frame, READ_ONCE(pi->payer));
-	debt = alien && owes(pi);
+	debt = alien && owes(pi, frame);
 	rcu_read_unlock();
 	if (!frame)
 		goto out;
@@ -199,7 +199,7 @@ static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 ha
 		run->named = handle;
 		run->used = pofs_frame_handle(frame);
 	}
-	if (*alien && owes(run->pi))
+	if (*alien && owes(run->pi, frame))
 		*error = -EBUSY;
 	return frame;
 }

@@ -23,6 +23,11 @@
 #error "pageonefs: needs x86-64, tmpfs and memory cgroups"
 #endif
 
+/* Its code changes in one step, as move_charge() wants. */
+#if !defined(CONFIG_JUMP_LABEL)
+#error "pageonefs: needs a kernel with CONFIG_JUMP_LABEL"
+#endif
+
 #if POFS_SERIES(6, 12)
 typedef struct mnt_idmap pofs_idmap;
 typedef struct folio pofs_begun;

@@ -200,6 +200,17 @@ void memcg_room(void)
 	had = number(TENANTS "b/memory.current");
 	printf("    where 20 MiB are high, it pays %ld KiB\n", had >> 10);
 	CHECK(had > 8 << 20 && had < 20 << 20 && !path_number(TENANTS "b/memory.events", "high"));
+	/* What both are in has no room, and needs none. */
+	CHECK(!path_write(TENANTS "b/memory.high", "max"));
+	within(DAEMON, harvest_some, &keeper);
+	share();
+	CHECK(!path_write(TENANTS "memory.max", "72M"));
+	generation++;
+	within(TENANTS "a/", generation_fill, &giver);
+	within(DAEMON, harvest_some, &keeper);
+	had = number(TENANTS "b/memory.current");
+	printf("    where both together have no room, it pays %ld KiB\n", had >> 10);
+	CHECK(had > 24 << 20 && !path_write(TENANTS "memory.max", "max"));
 	end(client);
 	two_end();
 }

@@ -359,8 +359,8 @@ void pofs_frame_marked(struct pofs_domain *domain, struct page *frame)
 }
 
 /*
- * Whether the limits of `payer`, and of those above it, leave them an eighth, and a MiB. Those count
- * the frame already that are above who pays for it now, too. Under RCU.
+ * Whether the limits of `payer`, and of those above it, leave them an eighth, and a MiB. Those that
+ * are above who pays for the frame now count it already. Under RCU.
  */
 bool pofs_payer_roomy(struct mem_cgroup *payer, struct page *frame)
 {

@@ -25,7 +25,7 @@ fetch_kernel() {
     # Newer packages compress their modules; the guest's busybox loads plain ones.
     find "$scratch/root" \( -path '*/drivers/virtio/*.ko*' -o -name 'virtio_net.ko*' -o -name 'virtio_blk.ko*' -o -name '*failover.ko*' \) \
         -exec cp {} "$cache/kernels/$version/modules/" \;
-    find "$cache/kernels/$version/modules" -name '*.ko.xz' -exec xz -df {} +
+    find "$cache/kernels/$version/modules" -name '*.ko.xz' -exec xz -df {} + && : > "$cache/kernels/$version/modules/complete"
     # Renamed into place: an interrupted run leaves no half kernel that looks whole.
     cp "$scratch/root/boot/vmlinuz-$version" "$cache/kernels/$version/vmlinuz.part" &&
         mv "$cache/kernels/$version/vmlinuz.part" "$cache/kernels/$version/vmlinuz" ||
@@ -37,7 +37,7 @@ fetch_kernel() {
 cached() {
     local image
     for image in "$cache"/kernels/"$1"*/vmlinuz; do
-        [ -s "$image" ] && [ -e "${image%/*}/modules/virtio_blk.ko" ] && { say "$image is there"; return 0; }
+        [ -s "$image" ] && [ -e "${image%/*}/modules/complete" ] && [ -e "${image%/*}/modules/virtio_blk.ko" ] && { say "$image is there"; return 0; }
     done
     return 1
 }

@@ -6,7 +6,7 @@
 //! | the snapshot | the guest runs as | program and options |
 //! |---|---|---|
 //! | stored here; only its caller and root can change the pool | its source did | the record's |
-//! | imported, of a container's guest, or in a pool that others can change | `--user` says | by a list (`allowed`) |
+//! | imported, of a container, or in a pool of others | `--user` says | by a list (`allowed`) |
 //! | any, with `--trust` | the caller, or as `--user` says | the record's |
 //!
 //! Without root all run as the caller. The program must be one that only root or the caller can

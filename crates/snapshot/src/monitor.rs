@@ -101,8 +101,8 @@ impl Monitor {
     pub(crate) fn connect_by(mut reached: Option<UnixStream>, socket: &Path, pid: i32) -> Result<Self, MonitorError> {
         let start = Instant::now();
         loop {
-            let reach = || Self::reach(socket, pid, ANSWER.saturating_sub(start.elapsed()));
-            let (stream, _) = reached.take().map_or_else(reach, |stream| Ok((stream, 0)))?;
+            let reach = || Ok(Self::reach(socket, pid, ANSWER.saturating_sub(start.elapsed()))?.0);
+            let stream = reached.take().map_or_else(reach, Ok::<_, MonitorError>)?;
             match Qmp::open(stream, FIRST_ANSWER, &ALWAYS) {
                 Err(QmpError::Io(_)) if start.elapsed() < ANSWER => std::thread::sleep(PAUSE),
                 opened => return Ok(Self(opened?)),

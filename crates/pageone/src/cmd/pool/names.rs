@@ -69,11 +69,15 @@ impl Names {
         let opened = found.open_behind(Access::Shared, |waited, busy| {
             match served(&path) {
                 // The other program begins or ends just now.
-                Ok(None) | Err(ServeError::Broken) if waited < PATIENCE => return Ok(()),
-                Ok(served) => read = served,
-                Err(e) => return Err(e.into()),
+                Ok(None) | Err(ServeError::Broken) if waited < PATIENCE => Ok(()),
+                Ok(None) => Err(explain(name, busy)),
+                // The error ends the waiting, and nobody sees it.
+                Ok(answer) => {
+                    read = answer;
+                    Err(busy)
+                }
+                Err(e) => Err(e.into()),
             }
-            Err(explain(name, busy))
         });
         read.map_or_else(|| own(opened?), Ok)
     }
@@ -154,6 +158,8 @@ fn explain(name: &str, error: anyhow::Error) -> anyhow::Error {
 /// Who has a busy pool open.
 pub(super) fn used_by(name: &str, error: &anyhow::Error) -> Option<String> {
     let Some(PoolError::Busy(path)) = error.downcast_ref() else { return None };
+    #[cfg(test)]
+    tests::ASKED.with(|asked| asked.set(asked.get() + 1));
     let pid = holders(path).first().copied();
     let words = pid.and_then(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).ok()).unwrap_or_default();
     let words: Vec<_> = words.split(|byte| *byte == 0).take(3).map(String::from_utf8_lossy).collect();

@@ -1,4 +1,28 @@
+use std::cell::Cell;
+
 use super::*;
+
+thread_local! {
+    /// How often it was asked who has a pool open.
+    pub(super) static ASKED: Cell<usize> = const { Cell::new(0) };
+}
+
+#[test]
+fn nobody_looks_for_the_holder_of_a_pool_that_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let held = Pool::create(&path, "store").unwrap();
+    let (names, name) = (Names { pools: Some(dir.path().join("names")) }, path.to_str().unwrap());
+    let own = |_| panic!("the pool is open elsewhere");
+    assert_eq!(names.read(name, own, |_| Ok(Some(7))).unwrap(), 7);
+    assert_eq!(ASKED.get(), 0);
+    // Nobody serves it.
+    let said = names.read::<i32>(name, own, |_| Ok(None)).unwrap_err().to_string();
+    assert!(said.contains(&format!("is used by process {} (", std::process::id())), "{said}");
+    assert_eq!(ASKED.get(), 1);
+    drop(held);
+    assert_eq!(names.read(name, |_| Ok(8), |_| Ok(None)).unwrap(), 8);
+}
 
 #[test]
 fn the_process_that_has_a_pool_open_is_known() {

@@ -7,6 +7,7 @@ mod account;
 mod cmd;
 mod exit;
 mod paths;
+mod program;
 #[cfg(test)]
 mod reference;
 mod service;

@@ -1,8 +1,5 @@
 //! Where the daemon's sockets and the agent's library are.
 
-use std::ffi::OsStr;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -30,33 +27,6 @@ pub(crate) fn own_directory() -> PathBuf {
 pub(crate) fn named(option: Option<&Path>, variable: &str) -> Option<PathBuf> {
     let value = || std::env::var_os(variable).filter(|value| !value.is_empty());
     option.map(Path::to_owned).or_else(|| value().map(PathBuf::from))
-}
-
-/// Whether a program can be started, by the rules of execvp(3).
-///
-/// # Errors
-///
-/// That of the start which is not to be tried.
-pub(crate) fn check_program(program: &OsStr) -> io::Result<()> {
-    let can_be_started = |place: PathBuf| -> io::Result<()> {
-        use rustix::fs::{Access, AtFlags, CWD, accessat};
-        accessat(CWD, &place, Access::EXEC_OK, AtFlags::EACCESS)?;
-        if place.is_dir() { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
-    };
-    if program.is_empty() || program.as_bytes().contains(&b'/') {
-        return can_be_started(program.into());
-    }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let mut failed = io::ErrorKind::NotFound.into();
-    for directory in std::env::split_paths(&path) {
-        match can_be_started(directory.join(program)) {
-            Ok(()) => return Ok(()),
-            // Another directory may have one that can be; else this one is told.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => failed = error,
-            Err(_) => {}
-        }
-    }
-    Err(failed)
 }
 
 /// The directories where a daemon that serves this user may be, the best first.

@@ -143,7 +143,9 @@ fn a_program_that_cannot_be_started_starts_nothing_else() {
     std::fs::write(place("first/denied"), "").unwrap();
     std::fs::write(place("first/echo"), "").unwrap();
     symlink("/bin/echo", place("second/echo")).unwrap();
+    std::fs::write(place("first/script"), "#!/nonexistent/perl -w\n").unwrap();
     std::fs::set_permissions(place("first/echo"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::set_permissions(place("first/script"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let own = dir.path().join("run");
     let run = |name: &str| {
         let mut command = Command::new(program("pageone"));
@@ -153,6 +155,7 @@ fn a_program_that_cannot_be_started_starts_nothing_else() {
         ("/nonexistent", 127, "it is not there, nor in PATH: give its path"),
         ("nonexistent", 127, "it is not there, nor in PATH: give its path"),
         ("", 127, "it is not there, nor in PATH: give its path"),
+        ("script", 127, "its first line names the interpreter /nonexistent/perl, which is not there"),
         ("denied", 126, "Permission denied (os error 13)"),
         ("/etc", 126, "permission denied"),
         ("/etc/passwd", 126, "Permission denied (os error 13)"),

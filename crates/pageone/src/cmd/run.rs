@@ -20,7 +20,7 @@ use kmem::peer::{Peer, is_trusted};
 use wire::HugePages;
 
 pub(crate) use self::module::MOUNT;
-use crate::paths;
+use crate::{paths, program};
 
 /// Time within which a daemon that was started here must answer.
 const START_TIME: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ fn policies() -> impl TypedValueParser<Value = HugePages> {
 
 /// Replaces this process by the program. Nothing is started for one that cannot be.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    if let Err(error) = paths::check_program(&args.program[0]) {
+    if let Err(error) = program::check(&args.program[0]) {
         end(&args.program[0], &error);
     }
     if args.snapshots {
@@ -152,7 +152,10 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 /// Says why the program does not run, and ends as a shell does.
 fn end(program: &OsStr, error: &std::io::Error) -> ! {
     let (code, why) = match error.kind() {
-        std::io::ErrorKind::NotFound => (127, "it is not there, nor in PATH: give its path".into()),
+        std::io::ErrorKind::NotFound if error.get_ref().is_none() => {
+            (127, "it is not there, nor in PATH: give its path".into())
+        }
+        std::io::ErrorKind::NotFound => (127, error.to_string()),
         _ => (126, error.to_string()),
     };
     output::note!("cannot run {}: {why}", program.to_string_lossy());

@@ -30,7 +30,7 @@ pub(crate) fn warn(about: &str, error: &anyhow::Error) {
 /// The option of each command that writes a file which a person names.
 #[derive(clap::Args)]
 pub(crate) struct Force {
-    /// Replace the file if it is there; links, directories and sockets are never replaced
+    /// Replace a regular file that is there
     #[arg(long)]
     force: bool,
 }
@@ -45,7 +45,7 @@ impl Force {
 /// The option of each command that shows how far it is.
 #[derive(Clone, Copy, clap::Args)]
 pub(crate) struct Quiet {
-    /// Do not show how far it is; that is shown on a terminal only
+    /// Do not show on a terminal how far it is
     #[arg(long, short)]
     quiet: bool,
 }
@@ -87,5 +87,36 @@ impl Json {
             false => output::line!("{}", text())?,
         }
         Ok(())
+    }
+
+    /// The same beside a file that the command has written. The text ends its own lines.
+    pub(crate) fn beside(
+        self,
+        file: Written,
+        value: &impl serde::Serialize,
+        text: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        let text = if self.json { serde_json::to_string(value)? + "\n" } else { text() };
+        match file {
+            Written::Apart => output::put!("{text}")?,
+            Written::ToStdout => text.lines().for_each(|line| output::say(format_args!("{line}"))),
+        }
+        Ok(())
+    }
+}
+
+/// Where a command has written a file, which says where it may answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// Standard output is for the answer.
+    Apart,
+    /// Standard output has the file, and standard error the answer.
+    ToStdout,
+}
+
+impl Written {
+    /// By the file.
+    pub(crate) fn of(file: &output::OutputFile) -> Self {
+        if file.is_stdout() { Self::ToStdout } else { Self::Apart }
     }
 }

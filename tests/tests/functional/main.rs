@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agree;
+mod answers;
 mod attach;
 mod checkpoint;
 mod cli;

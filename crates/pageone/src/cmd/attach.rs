@@ -9,9 +9,10 @@ use attach::{AttachError, Attached, Request};
 use control::client::Error::NoDaemon;
 use control::{ClientState, Status};
 use kmem::peer::may_be_asked;
+use serde_json::json;
 use snapshot::still::Still;
 
-use crate::cmd::run;
+use crate::cmd::{Json, run};
 use crate::paths;
 use crate::{Code, Coded};
 
@@ -20,6 +21,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Options of `pageone attach`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "JSON: `pid`; `loaded`, whether this command has loaded the agent; `client`, whether the daemon has the \
+    process as a client, null with --socket."
+)]
 pub(crate) struct Args {
     /// Process or guest to merge: the memory that it has marked as mergeable, as QEMU does with
     /// guest RAM
@@ -32,6 +37,8 @@ pub(crate) struct Args {
     /// Seconds to wait until the process waits for events, and then for each call in it
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Loads the agent into a process.
@@ -50,19 +57,26 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (pid, timeout) = (target.pid()?, Duration::from_secs(args.timeout));
     // Not asked of the process, which may never come to where it can be.
     if args.socket.is_none() && has(&control::client::status(&candidates)?, pid) {
-        return Ok(output::line!("process {pid} is a client already")?);
+        let value = json!({ "pid": pid, "loaded": false, "client": true });
+        return args.json.line(&value, || format!("process {pid} is a client already"));
     }
     let guard = &paths::guard(dir.as_deref())?;
     let request = Request { pid, library: &library, socket: &socket, timeout, guard, stands: false };
-    match attach(&request)? {
-        Attached::Now(_) if args.socket.is_none() && !becomes_client(&candidates, pid, timeout)? => output::line!(
+    let attached = attach(&request)?;
+    let client = match (&attached, &args.socket) {
+        (Attached::Now(_), None) => Some(becomes_client(&candidates, pid, timeout)?),
+        (Attached::Already, None) => Some(false),
+        (_, Some(_)) => None,
+    };
+    let value = json!({ "pid": pid, "loaded": attached != Attached::Already, "client": client });
+    args.json.line(&value, || match attached {
+        Attached::Now(_) if client == Some(false) => format!(
             "process {pid} has the agent, which connects when all threads have been seen at work, and a clone's memory is \
              loaded: see `pageone status`"
-        )?,
-        Attached::Now(regions) => output::line!("process {pid} is attached: {regions}")?,
-        Attached::Already => output::line!("process {pid} was attached already")?,
-    }
-    Ok(())
+        ),
+        Attached::Now(regions) => format!("process {pid} is attached: {regions}"),
+        Attached::Already => format!("process {pid} was attached already"),
+    })
 }
 
 /// Attaches. A guest whose RAM has to be replaced is stopped meanwhile.

@@ -21,7 +21,7 @@ use serde_json::json;
 use snapshot::save::SaveError;
 
 use crate::cmd::pool::Names;
-use crate::cmd::{Force, Json};
+use crate::cmd::{Force, Json, Written};
 use crate::paths;
 
 /// Options of `pageone checkpoint`.
@@ -55,6 +55,10 @@ pub(crate) struct Args {
 
 /// Options of `pageone restore`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "JSON: `name`, `memory_bytes`, and `regions`: `offset` in the file, `bytes`, and `address` in the \
+                        process; on standard error if the memory goes to standard output."
+)]
 pub(crate) struct RestoreArgs {
     #[command(flatten)]
     names: Names,
@@ -68,6 +72,8 @@ pub(crate) struct RestoreArgs {
     to: PathBuf,
     #[command(flatten)]
     force: Force,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// How long a daemon that does not know the process may take to register it: agents look for a
@@ -346,16 +352,17 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     };
     let served = |path: &Path| checkpoint::serve::restore(path, &args.checkpoint, out.file());
     let regions = args.names.read(&args.from, own, served).with_context(not_written)?;
-    let is_stdout = out.is_stdout();
+    let written = Written::of(&out);
     out.keep()?;
-    let mut offset = 0;
-    for (address, len) in &regions {
-        let line = format!("{offset:#14x} {len:#14x}  was at {address:#x}\n");
-        match is_stdout {
-            true => output::say(format_args!("{line}")),
-            false => output::put!("{line}")?,
-        }
-        offset += len;
-    }
-    Ok(())
+    let place = |behind: &mut u64, &(address, len): &(u64, u64)| {
+        let offset = *behind;
+        *behind += len;
+        Some((offset, len, address))
+    };
+    let placed: Vec<_> = regions.iter().scan(0, place).collect();
+    let one = |&(offset, len, address): &(u64, u64, u64)| json!({ "offset": offset, "bytes": len, "address": address });
+    let (memory, all): (u64, Vec<_>) = (regions.iter().map(|(_, len)| len).sum(), placed.iter().map(one).collect());
+    let value = json!({ "name": args.checkpoint, "memory_bytes": memory, "regions": all });
+    let line = |(offset, len, address): &(u64, u64, u64)| format!("{offset:#14x} {len:#14x}  was at {address:#x}\n");
+    args.json.beside(written, &value, || placed.iter().map(line).collect())
 }

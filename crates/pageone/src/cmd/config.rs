@@ -1,22 +1,28 @@
 //! `pageone config`: checks the daemon's configuration file, and shows a sample of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Subcommand;
 use engine::{Effect, SETTINGS, Setting};
+use serde_json::json;
 
 use super::daemon::file::{self, DEFAULT_FILE};
 use super::daemon::settings::{DOMAIN_EXAMPLE, default_of, range};
+use crate::cmd::Json;
 use crate::reflow;
 
 /// `pageone config …`.
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Say all that is wrong with a configuration file; a running daemon is not asked
+    #[command(after_help = "JSON: `file`; `settings`, their number, and `settings_set`, null if something is wrong; \
+                            `problems`: `line` (0: none), `key` and `text`.")]
     Check {
         /// The file [default: /etc/pageone/pageone.toml, which may be missing]
         file: Option<PathBuf>,
+        #[command(flatten)]
+        json: Json,
     },
     /// Print a configuration file with every setting, explained, at its default
     Sample,
@@ -29,13 +35,20 @@ pub(crate) enum Command {
 /// All that is wrong with the file, each with line, key and remedy.
 pub(crate) fn run(command: &Command) -> Result<()> {
     match command {
-        Command::Check { file } => {
-            let (_, count) = file::load(file.as_deref(), Some(file::PATIENCE))?;
-            let name = file.as_ref().map_or(DEFAULT_FILE.into(), |file| file.display().to_string());
-            output::line!("{name}: nothing is wrong; {count} of {} settings are set", SETTINGS.len())?;
-        }
-        Command::Sample => output::put!("{}", sample())?,
+        Command::Check { file, json } => check(file.as_deref(), *json),
+        Command::Sample => Ok(output::put!("{}", sample())?),
     }
+}
+
+fn check(file: Option<&Path>, json: Json) -> Result<()> {
+    let checked = file::check(file, Some(file::PATIENCE))?;
+    let name = file.unwrap_or(Path::new(DEFAULT_FILE)).display();
+    let (all, set) = (SETTINGS.len(), checked.as_ref().ok().map(|(_, count)| count));
+    let problems = checked.as_ref().err().map_or(&[][..], |problems| problems);
+    let value = json!({ "file": name.to_string(), "settings": all, "settings_set": set, "problems": problems });
+    let text = |count| format!("{name}: nothing is wrong; {count} of {all} settings are set\n");
+    json.print(&value, || set.map(text).unwrap_or_default())?;
+    checked.map_err(|problems| file::wrong(file, &problems))?;
     Ok(())
 }
 

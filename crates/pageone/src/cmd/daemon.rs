@@ -66,7 +66,7 @@ pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
 impl Args {
     /// The file's settings with the command line's in their place, checked.
     fn read(&self, patience: Option<Duration>) -> Result<Config> {
-        let (mut config, _) = file::load(self.config.as_deref(), patience)?;
+        let mut config = file::load(self.config.as_deref(), patience)?;
         self.settings.apply(&mut config)?;
         config.check().map_err(|e| Coded(Code::Configuration, e.to_string()))?;
         Ok(config)

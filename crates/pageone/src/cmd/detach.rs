@@ -3,15 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use serde_json::json;
 
+use crate::cmd::Json;
 use crate::paths;
 
 /// Options of `pageone detach`.
 #[derive(clap::Args)]
+#[command(after_help = "JSON: `pid`; `pages_retained`, the pages that stay in mappings of the store.")]
 pub(crate) struct Args {
     /// Process or guest that is to have its memory back
     #[arg(value_name = "PID|NAME|UUID")]
     target: String,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Detaches a client, and returns when its memory is its own again.
@@ -26,11 +31,11 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             );
         }
     })?;
-    output::line!("process {pid} has its memory back")?;
-    if retained > 0 {
-        output::line!(
-            "{retained} pages stay in mappings of the store: they are pinned, or written all the time; the program keeps them"
-        )?;
-    }
-    Ok(())
+    args.json.line(&json!({ "pid": pid, "pages_retained": retained }), || match retained {
+        0 => format!("process {pid} has its memory back"),
+        _ => format!(
+            "process {pid} has its memory back\n{retained} pages stay in mappings of the store: they are pinned, or \
+             written all the time; the program keeps them"
+        ),
+    })
 }

@@ -37,7 +37,7 @@ fn commands(out: &mut String, command: &Command, level: &str) {
         let usage = sub.clone().render_usage().to_string();
         let name = sub.get_bin_name().unwrap_or(sub.get_name());
         let _ = writeln!(out, "\n{level} `{name}`\n\n{}\n", about(sub));
-        let _ = writeln!(out, "```text\n{}\n```", usage.trim_start_matches("Usage: ").trim());
+        let _ = writeln!(out, "`{}`", usage.trim_start_matches("Usage: ").replace(" [OPTIONS]", "").trim());
         if sub.get_arguments().any(is_own) {
             out.push('\n');
             options(out, sub);

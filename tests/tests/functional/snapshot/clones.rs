@@ -363,3 +363,44 @@ fn clones_need_their_page_server_more_than_the_command_and_end_without_a_wrong_b
         });
     }
 }
+
+/// The lines come as soon as the guests run, which go on until they are ended.
+#[test]
+fn each_clone_says_in_json_what_it_is_and_so_does_an_archive() {
+    if !can_run() {
+        return;
+    }
+    const UUID: &str = "5ab1c1a0-3c5f-4a3e-9a0e-0123456789ab";
+    let place = Place::new();
+    let source = place.machine("source", &["-name", "web", "-uuid", UUID]);
+    place.save(source.pid(), "one");
+    for count in [1, 2] {
+        let (number, files) = (count.to_string(), place.path(&format!("files-{count}")).display().to_string());
+        let args =
+            ["snapshot", "run", "store", "one", "--same-random", "--json", "--count", &number, "--files", &files];
+        let mut server = place.command(&args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(server.stdout.take().unwrap()).lines().take(count);
+        let mut clones = Vec::new();
+        for line in lines {
+            let value: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            let directory = PathBuf::from(value["directory"].as_str().unwrap());
+            let own = directory.file_name().unwrap().to_str().unwrap();
+            assert_eq!((&value["name"], &value["uuid"]), (&json!(format!("web-{own}")), &json!(UUID)), "{value}");
+            assert!(value["seconds"].as_f64().unwrap() > 0.0);
+            clones.push(OneClone { pid: value["pid"].as_i64().unwrap() as i32, directory });
+        }
+        let all = Clones { server, clones };
+        assert_eq!(all.clones.len(), count);
+        for clone in &all.clones {
+            assert!(clone.runs() && clone.directory.join("output.log").exists());
+            assert_eq!(status(&mut clone.qmp("monitor.qmp")), "running");
+        }
+    }
+    let file = place.path("one.tar").display().to_string();
+    let written = place.ok(&["snapshot", "export", "store", "one", "-o", &file, "--json"]);
+    let out = place.run(&["snapshot", "export", "store", "one", "--json"]);
+    assert!(out.status.success() && out.stdout == std::fs::read(&file).unwrap(), "nothing else is in the archive");
+    let values = [written.as_bytes(), &out.stderr].map(|said| serde_json::from_slice::<Value>(said).unwrap());
+    let value = json!({ "name": "one", "memory_bytes": 64 << 20, "disks": 0 });
+    assert_eq!(values, [value.clone(), value]);
+}

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Result;
 use claims::ClaimError;
 use engine::{Config, SETTINGS};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use strsim::levenshtein;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
@@ -31,7 +31,7 @@ const MOST: u64 = 1 << 20;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Something wrong in a configuration file.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Problem {
     /// Where, from 1 on; 0: nowhere in particular.
     line: usize,
@@ -72,29 +72,40 @@ fn text(path: &Path, patience: Option<Duration>) -> Result<String, ClaimError> {
     String::from_utf8(bytes).map_err(|_| ClaimError::Text)
 }
 
-/// Reads a configuration file: once, with [`PATIENCE`] for a pipe, or again. Returns the number of
-/// keys that are set, too.
+/// What a configuration file says, and the number of keys that are set; or all that is wrong in it.
+type Checked = Result<(Config, usize), Vec<Problem>>;
+
+/// Reads a configuration file: once, with [`PATIENCE`] for a pipe, or again.
 ///
 /// # Errors
 ///
 /// Name the file, and the line and the key of each problem.
-pub(crate) fn load(path: Option<&Path>, patience: Option<Duration>) -> Result<(Config, usize)> {
+pub(crate) fn load(path: Option<&Path>, patience: Option<Duration>) -> Result<Config> {
+    Ok(check(path, patience)?.map_err(|problems| wrong(path, &problems))?.0)
+}
+
+/// The error of a file in which something is wrong.
+pub(crate) fn wrong(path: Option<&Path>, problems: &[Problem]) -> Coded {
+    let name = path.unwrap_or(Path::new(DEFAULT_FILE)).display();
+    let lines: Vec<_> = problems.iter().map(|problem| format!("{name}: {problem}")).collect();
+    Coded(Code::Configuration, lines.join("\n"))
+}
+
+/// The same as [`load`], with each problem for itself.
+///
+/// # Errors
+///
+/// If the file cannot be read.
+pub(crate) fn check(path: Option<&Path>, patience: Option<Duration>) -> Result<Checked, Coded> {
     let (path, needed) = match path {
         Some(path) => (path, true),
         None => (Path::new(DEFAULT_FILE), false),
     };
-    let wrong = |why: String| Coded(Code::Configuration, why);
-    let text = match self::text(path, patience) {
-        Ok(text) => text,
-        Err(ClaimError::Io(e)) if e.kind() == ErrorKind::NotFound && !needed => {
-            return Ok((Config::default(), 0));
-        }
-        Err(e) => return Err(wrong(format!("{}: cannot be read: {e}", path.display())).into()),
-    };
-    Ok(parse(&text).map_err(|problems| {
-        let lines: Vec<_> = problems.iter().map(|problem| format!("{}: {problem}", path.display())).collect();
-        wrong(lines.join("\n"))
-    })?)
+    match text(path, patience) {
+        Ok(text) => Ok(parse(&text)),
+        Err(ClaimError::Io(e)) if e.kind() == ErrorKind::NotFound && !needed => Ok(Ok((Config::default(), 0))),
+        Err(e) => Err(Coded(Code::Configuration, format!("{}: cannot be read: {e}", path.display()))),
+    }
 }
 
 /// Reads a configuration, and checks it. Returns the number of keys that are set, too.
@@ -102,7 +113,7 @@ pub(crate) fn load(path: Option<&Path>, patience: Option<Duration>) -> Result<(C
 /// # Errors
 ///
 /// All that is wrong, in the order of the lines.
-pub(crate) fn parse(text: &str) -> Result<(Config, usize), Vec<Problem>> {
+pub(crate) fn parse(text: &str) -> Checked {
     let line = |span: Option<Range<usize>>| {
         let before = span.and_then(|span| text.get(..span.start));
         before.map_or(0, |before| before.matches('\n').count() + 1)
@@ -220,7 +231,7 @@ mod tests {
     fn loaded(text: &str) -> Result<Config> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        load(Some(file.path()), Some(PATIENCE)).map(|(config, _)| config)
+        load(Some(file.path()), Some(PATIENCE))
     }
 
     #[test]
@@ -254,7 +265,7 @@ mod tests {
         assert!(error.contains("cannot be read: it has 1048577 bytes, and at most 1048576"), "{error}");
         let error = load(Some(Path::new("/dev/zero")), Some(PATIENCE)).unwrap_err().to_string();
         assert!(error.contains("/dev/zero: cannot be read: it has 1048577 bytes, and at most 1048576"), "{error}");
-        assert_eq!(load(Some(Path::new("/dev/null")), Some(PATIENCE)).unwrap().1, 0, "no settings");
+        assert_eq!(load(Some(Path::new("/dev/null")), Some(PATIENCE)).unwrap(), Config::default(), "no settings");
         let error = load(Some(Path::new("/")), Some(PATIENCE)).unwrap_err().to_string();
         assert!(error.contains("/: cannot be read: it is a directory"), "{error}");
     }
@@ -276,7 +287,7 @@ mod tests {
             let fifo = fifo.clone();
             move || std::fs::write(fifo, "threads = 3\n").unwrap()
         });
-        assert_eq!(load(Some(&fifo), Some(PATIENCE)).unwrap().0.threads, 3);
+        assert_eq!(load(Some(&fifo), Some(PATIENCE)).unwrap().threads, 3);
         writer.join().unwrap();
     }
 }

@@ -17,10 +17,14 @@ use snapshot::archive::{self, Exported, Place};
 use super::Which;
 use super::clones::Leased;
 use crate::cmd::pool::Names;
-use crate::cmd::{Force, Json, Quiet};
+use crate::cmd::{Force, Json, Quiet, Written};
 
 /// Options of `pageone snapshot export`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "JSON: `name`, `memory_bytes`, `disks` (their number); on standard error if the archive goes to \
+                        standard output."
+)]
 pub(crate) struct ExportArgs {
     #[command(flatten)]
     snapshot: Which,
@@ -31,6 +35,8 @@ pub(crate) struct ExportArgs {
     force: Force,
     #[command(flatten)]
     quiet: Quiet,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Options of `pageone snapshot import`.
@@ -71,14 +77,28 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
     let check = || record.description.disks.iter().try_for_each(|disk| snapshot::clone::check_image(disk).map(drop));
     check()?;
     let progress = args.quiet.progress();
-    let Some(path) = &args.output else {
-        archive::export(&what, output::Stdout::lock(), &progress)?;
-        return Ok(check()?);
+    let written = match &args.output {
+        None => {
+            archive::export(&what, output::Stdout::lock(), &progress)?;
+            check()?;
+            Written::ToStdout
+        }
+        Some(path) => {
+            let out = OutputFile::create(path, args.force.existing())?;
+            let written = Written::of(&out);
+            archive::export(&what, out.file(), &progress)?;
+            check()?;
+            out.keep()?;
+            written
+        }
     };
-    let out = OutputFile::create(path, args.force.existing())?;
-    archive::export(&what, out.file(), &progress)?;
-    check()?;
-    Ok(out.keep()?)
+    drop(progress);
+    args.json.beside(written, &value(&checkpoint.name, checkpoint.bytes(), record.description.disks.len()), String::new)
+}
+
+/// A snapshot in an archive, for programs.
+fn value(name: &str, memory: u64, disks: usize) -> serde_json::Value {
+    json!({ "name": name, "memory_bytes": memory, "disks": disks })
 }
 
 /// Stores a snapshot that an archive has.
@@ -117,6 +137,7 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
     let about = received.store(&store, &progress, commits)?;
     drop(progress);
     let (memory, disks) = (about.bytes(), about.description.disks.len());
-    let value = json!({ "name": about.name, "memory_bytes": memory, "disks": disks });
-    args.json.line(&value, || format!("{}: {} of memory, {disks} disks", about.name, size(memory)))
+    args.json.line(&value(&about.name, memory, disks), || {
+        format!("{}: {} of memory, {disks} disks", about.name, size(memory))
+    })
 }

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use checkpoint::{Catalog, Checkpoint, Image, ReadError};
 use kmem::ksm::{self, Ksm};
 use kmem::procfs;
+use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::NoAgent;
 use snapshot::clone::{Add, Clone, Links, Options, Own, Ram, Template, start};
@@ -27,7 +28,7 @@ use wire::HugePages;
 
 use super::Which;
 use crate::account::account;
-use crate::cmd::run;
+use crate::cmd::{Json, run};
 use crate::exit::{Code, Coded};
 use crate::paths;
 
@@ -40,6 +41,10 @@ const KSM_KERNEL: (u32, u32) = (6, 10);
 
 /// Options of `pageone snapshot run`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "JSON, a line for each guest as soon as it runs: `pid`, `name`, `uuid` (null: none), `directory`, \
+                        `seconds` of its start. The output of one guest goes to a file, too."
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     snapshot: Which,
@@ -62,6 +67,24 @@ pub(crate) struct Args {
     /// Start guests whose network cards have no link: `set_link NAME on` on its monitor gives one
     #[arg(long)]
     links_down: bool,
+    #[command(flatten)]
+    merging: Merging,
+    /// Let the kernel's KSM merge all memory of the guests' processes, QEMU's own as well. KSM must
+    /// run, on Linux 6.10 or later
+    #[arg(long, conflicts_with = "merge")]
+    ksm: bool,
+    #[command(flatten)]
+    rights: AskedRights,
+    #[command(flatten)]
+    json: Json,
+    /// Further options of QEMU
+    #[arg(last = true, value_name = "QEMU OPTIONS")]
+    extra: Vec<String>,
+}
+
+/// Whether guests are merged, and how.
+#[derive(clap::Args)]
+struct Merging {
     /// Give each guest RAM of its own, managed as by `pageone run --snapshots`: the guests are
     /// merged from the beginning, and can be stored again. The snapshot is read before they start
     #[arg(long)]
@@ -72,15 +95,6 @@ pub(crate) struct Args {
     /// Take back what the guests free, as `pageone run --ppr` does. They cannot be stored again
     #[arg(long, requires = "merge")]
     ppr: bool,
-    /// Let the kernel's KSM merge all memory of the guests' processes, QEMU's own as well. KSM must
-    /// run, on Linux 6.10 or later
-    #[arg(long, conflicts_with = "merge")]
-    ksm: bool,
-    #[command(flatten)]
-    rights: AskedRights,
-    /// Further options of QEMU
-    #[arg(last = true, value_name = "QEMU OPTIONS")]
-    extra: Vec<String>,
 }
 
 /// As whom guests run.
@@ -116,17 +130,17 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         give_to_ksm()?;
     }
     // It is loaded while the page server starts.
-    let template = (args.count > 1 && !args.merge).then(|| template(&record, rights));
+    let template = (args.count > 1 && !args.merging.merge).then(|| template(&record, rights));
     let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);
-    let environment = || run::agent(args.domain.as_deref(), HugePages::default(), dir, run::Start::IfNone);
-    let environment = args.merge.then(environment).transpose().context("the guests cannot be merged")?;
+    let environment = || run::agent(args.merging.domain.as_deref(), HugePages::default(), dir, run::Start::IfNone);
+    let environment = args.merging.merge.then(environment).transpose().context("the guests cannot be merged")?;
     let files = directory(args.files.as_deref(), &args.snapshot)?;
     let working_set = files.join(format!(".working-set-{}", label.replace('/', "-")));
     // Held until all guests have ended: their disks may need what the snapshot keeps.
     let held = lease.try_clone()?;
     let (mut source, server) = match environment {
         Some(environment) => {
-            let name = format!("{label} {}", args.domain.as_deref().unwrap_or_default());
+            let name = format!("{label} {}", args.merging.domain.as_deref().unwrap_or_default());
             (Source::Segments(Box::new(Segments::of(&Image::of_lease(&lease)?, &name)?), environment), None)
         }
         None => {
@@ -144,18 +158,18 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let own;
     let ram = match &source {
         Source::Segments(segments, environment) => {
-            let add: Option<&Add<'_>> = if args.ppr { Some(&add) } else { None };
+            let add: Option<&Add<'_>> = if args.merging.ppr { Some(&add) } else { None };
             own = Own { environment, add, segments };
             Ram::Own(&own)
         }
         Source::File(file) => Ram::Shared(file),
     };
-    let (attached, template) = (args.count == 1, template.as_ref());
+    let (attached, template) = (args.count == 1 && !args.json.is_asked(), template.as_ref());
     let links = if args.links_down { Links::Down } else { Links::Kept };
     let (extra, force) = (&args.extra[..], args.force);
     let options = Options { record: &record, rights, ram, extra, force, attached, links, template };
     let directories = new_directories(&files, &args.snapshot.name, args.count);
-    let start = || start_all(&options, &directories, &working_set);
+    let start = || start_all(&options, &directories, &working_set, args.json);
     let (mut clones, failed) = watch.during(start).unwrap_or_else(|| (Vec::new(), vec![panicked()]));
     wait(&mut clones, &ends, &mut watch, &mut source);
     drop(held);
@@ -186,12 +200,18 @@ fn refuse_twins(description: &Description, count: u32) -> Result<()> {
 }
 
 /// Starts a clone for each directory. Gives those that run, and why the others do not.
-fn start_all(options: &Options<'_>, directories: &[PathBuf], working_set: &Path) -> (Vec<Clone>, Vec<anyhow::Error>) {
+fn start_all(
+    options: &Options<'_>,
+    directories: &[PathBuf],
+    working_set: &Path,
+    json: Json,
+) -> (Vec<Clone>, Vec<anyhow::Error>) {
     let started: Vec<Result<Started>> = std::thread::scope(|scope| {
         if let Ram::Shared(file) = options.ram {
             scope.spawn(|| memory::prefetch(file, working_set));
         }
-        let threads: Vec<_> = directories.iter().map(|directory| scope.spawn(|| one(options, directory))).collect();
+        let threads: Vec<_> =
+            directories.iter().map(|directory| scope.spawn(|| one(options, directory, json))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
     });
     let (mut clones, mut failed, mut clocks) = (Vec::new(), Vec::new(), Vec::new());
@@ -346,15 +366,23 @@ fn new_directories(files: &Path, snapshot: &str, count: u32) -> Vec<PathBuf> {
     std::iter::once(first).chain(others).find(is_new).unwrap_or_default()
 }
 
-/// Starts a clone, says so, and has its clock set.
-fn one(options: &Options<'_>, directory: &Path) -> Result<Started> {
+/// Starts a clone, says so, and has its clock set. One of which that cannot be said ends.
+fn one(options: &Options<'_>, directory: &Path, json: Json) -> Result<Started> {
     let begin = Instant::now();
     let mut clone = start(options, directory)?;
-    let ms = begin.elapsed().as_secs_f64() * 1e3;
+    let seconds = begin.elapsed().as_secs_f64();
     if !clone.differences.is_empty() {
         output::note!("forced: {}", clone.differences.join("; "));
     }
-    output::note!("guest {} runs after {ms:.0} ms; its files: {}", clone.process.id(), directory.display());
+    let (pid, ms, files) = (clone.process.id(), seconds * 1e3, directory.display());
+    output::note!("guest {pid} runs after {ms:.0} ms; its files: {files}");
+    if json.is_asked() {
+        let guests::Names { name, uuid } = guests::Names::of(Path::new("/"), pid as i32);
+        let value = json!({
+            "pid": pid, "name": name, "uuid": uuid, "directory": files.to_string(), "seconds": seconds,
+        });
+        json.line(&value, String::new).inspect_err(|_| clone.process.kill())?;
+    }
     let clock = match clone.set_clock() {
         Ok(None) => None,
         Ok(Some(NoAgent::Port)) => Some("QEMU's words have no port for qemu-guest-agent".into()),

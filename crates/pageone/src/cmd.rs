@@ -20,6 +20,7 @@ pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod snapshot;
 pub(crate) mod status;
+pub(crate) mod table;
 pub(crate) mod top;
 
 /// Says an error after which the command goes on. `about`: what it is about.

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use e2e::{Client, Daemon, program};
+use e2e::{Client, Daemon, program, skipped};
 use serde_json::{Value, json};
 
 fn text(bytes: &[u8]) -> String {
@@ -77,4 +77,37 @@ fn what_is_wrong_with_a_configuration_is_answered_in_json_with_its_place() {
     let problem = &wrong["problems"][0];
     assert_eq!((&problem["line"], &problem["key"]), (&json!(2), &json!("merge_perod")));
     assert!(problem["text"].as_str().unwrap().contains("did you mean merge_period?"), "{problem}");
+}
+
+#[test]
+fn every_table_fits_a_terminal_and_is_whole_with_wide() {
+    let (daemon, scratch) = (Daemon::start(), tempfile::tempdir().unwrap());
+    let dir = scratch.path();
+    let mut client = daemon.scenario(&["hold", "1024", "1", "3"]);
+    client.expect("ready");
+    let pid = client.pid().to_string();
+    std::fs::write(dir.join("memory"), vec![7; 1 << 20]).unwrap();
+    let own = |command: &mut Command| command.current_dir(dir).env("PAGEONE_POOLS", dir.join("names")).output();
+    for args in [
+        &["pool", "create", "store", "--capacity", "./a-directory-for-the-capacity-class"][..],
+        &["checkpoint", "--to", "store", "--name", "a-checkpoint-with-a-name", &pid],
+    ] {
+        let out = own(&mut daemon.pageone(args)).unwrap();
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+    }
+    let longest = |words: &str| {
+        let line =
+            format!("stty cols 45; {} --dir {} {words}", program("pageone").display(), daemon.dir.path().display());
+        let out = own(Command::new("script").args(["-qec", &line, "/dev/null"])).ok()?;
+        println!("{}", text(&out.stdout));
+        text(&out.stdout).lines().map(|line| line.trim_end().chars().count()).max()
+    };
+    if longest("status").is_none() {
+        return skipped("no script (util-linux)");
+    }
+    let tables = ["status", "pool list", "pool ls store", "pool du store", "snapshot ls store", "estimate memory"];
+    for table in tables {
+        assert!(longest(table) <= Some(45), "{table}");
+        assert!(longest(&format!("{table} --wide")) > Some(45), "{table}");
+    }
 }

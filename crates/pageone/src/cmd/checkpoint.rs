@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// are stored at once, as many as there are CPUs
     #[arg(value_name = "PID|NAME|UUID", required = true)]
     targets: Vec<String>,
-    /// Pool: a name, or the path of its capacity class
+    /// Pool: name, or path of its capacity class
     #[arg(long, value_name = "POOL")]
     to: String,
     /// Name of the checkpoint, of one process [default: NAME-PID-SECONDS]
@@ -62,7 +62,7 @@ pub(crate) struct Args {
 pub(crate) struct RestoreArgs {
     #[command(flatten)]
     names: Names,
-    /// Pool: a name, or the path of its capacity class
+    /// Pool: name, or path of its capacity class
     #[arg(value_name = "POOL")]
     from: String,
     /// The checkpoint

@@ -5,7 +5,7 @@ mod text;
 use anyhow::Result;
 use estimate::{LeftOut, Options};
 
-use crate::cmd::Json;
+use crate::cmd::table::Tabular;
 use crate::{Code, Coded};
 
 /// Options of `pageone estimate`.
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     #[arg(long)]
     qemu: bool,
     #[command(flatten)]
-    json: Json,
+    answer: Tabular,
     /// Size of the objects that are compared: a power of two from 512 to 16777216
     #[arg(long, value_name = "BYTES", default_value_t = kmem::PAGE_SIZE, value_parser = chunk_size)]
     chunk: usize,
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let report = estimate::estimate(&options, &output::Progress::new(output::Shown::OnTerminal))?;
     let none = report.targets.is_empty();
-    args.json.print(&report, || if none { String::new() } else { text::text(&report) })?;
+    args.answer.print(&report, |width| if none { String::new() } else { text::text(&report, width) })?;
     let left_out = report.left_out.len();
     for LeftOut { target, reason } in report.left_out {
         output::note!("left out: {target}: {reason}");

@@ -13,6 +13,7 @@ use serde_json::json;
 
 pub(crate) use self::kept::date;
 pub(crate) use self::names::Names;
+use crate::cmd::table::{Column, Table, Tabular};
 use crate::cmd::{Json, Quiet};
 
 /// Options of `pageone pool`.
@@ -78,7 +79,7 @@ enum Command {
     /// List the pools
     List {
         #[command(flatten)]
-        json: Json,
+        answer: Tabular,
     },
     /// Remove a pool with all its contents
     Destroy {
@@ -157,7 +158,7 @@ enum Command {
         /// Name, or path of the capacity class
         name: String,
         #[command(flatten)]
-        json: Json,
+        answer: Tabular,
     },
     /// Show the memory of the checkpoints in a pool, and the space that they take: `alone` is what
     /// no other checkpoint has, `rm frees` what removing it frees at once; the rest of what it has
@@ -166,7 +167,7 @@ enum Command {
         /// Name, or path of the capacity class
         name: String,
         #[command(flatten)]
-        json: Json,
+        answer: Tabular,
     },
     /// Remove a checkpoint
     Rm {
@@ -209,7 +210,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             output::put!("{}", show(&pool)?)?;
         }
         Command::Key { name, key } => Pool::set_key(&registry.find(name)?, key.place())?,
-        Command::List { json } => list(&registry, *json)?,
+        Command::List { answer } => list(&registry, *answer)?,
         Command::Destroy { name, yes } => {
             ensure!(*yes, "this removes {name} with all that is in it; say --yes if that is what you want");
             registry.destroy(name)?;
@@ -246,8 +247,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let depth = if *metadata { Depth::Metadata } else { Depth::Data };
             check(&Pool::open(&registry.find(name)?, options)?, depth, *json)?;
         }
-        Command::Ls { name, json } => kept::ls(names, name, *json)?,
-        Command::Du { name, json } => kept::du(&names.open_soon(name, Access::Shared)?, *json)?,
+        Command::Ls { name, answer } => kept::ls(names, name, *answer)?,
+        Command::Du { name, answer } => kept::du(&names.open_soon(name, Access::Shared)?, *answer)?,
         Command::Rm { name, checkpoint } => kept::remove(&names.open_soon(name, Access::Exclusive)?, checkpoint)?,
         Command::Repack { name, compress, quiet, json } => {
             kept::repack(&mut names.find(name)?, *compress, *quiet, *json)?
@@ -256,7 +257,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn list(registry: &Registry, json: Json) -> Result<()> {
+fn list(registry: &Registry, answer: Tabular) -> Result<()> {
     let mut all = Vec::new();
     for (name, path) in registry.list()? {
         let state = match Pool::open(&path, OpenOptions { access: Access::Shared, ..OpenOptions::default() }) {
@@ -267,8 +268,13 @@ fn list(registry: &Registry, json: Json) -> Result<()> {
         all.push((name, path, state));
     }
     let one = |(name, path, state): &(String, PathBuf, String)| json!({ "name": name, "path": path, "state": state });
-    let line = |(name, path, state): &(String, PathBuf, String)| format!("{name:<24} {:<48} {state}\n", path.display());
-    json.print(&all.iter().map(one).collect::<Vec<_>>(), || all.iter().map(line).collect())
+    answer.print(&all.iter().map(one).collect::<Vec<_>>(), |width| {
+        let mut table = Table::new(["pool", "path", "state"].map(Column::Text));
+        for (name, path, state) in &all {
+            table.row([name.clone(), path.display().to_string(), state.clone()]);
+        }
+        if all.is_empty() { String::new() } else { table.within(width) }
+    })
 }
 
 fn hex(bytes: &[u8]) -> String {

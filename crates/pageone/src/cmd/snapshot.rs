@@ -14,12 +14,12 @@ use anyhow::{Context, Result};
 use checkpoint::{Catalog, Checkpoint, View};
 use control::units::size;
 use mpool::{Access, Pool};
-use output::text::printable;
 use serde_json::json;
 use snapshot::record::Record;
 
-use crate::cmd::Json;
 use crate::cmd::pool::{Names, date};
+use crate::cmd::table::Column::{Number, Text};
+use crate::cmd::table::{Table, Tabular};
 
 /// Subcommands of `pageone snapshot`.
 #[derive(clap::Subcommand)]
@@ -45,10 +45,10 @@ pub(crate) enum Command {
     Ls {
         #[command(flatten)]
         names: Names,
-        /// Pool: a name, or the path of its capacity class
+        /// Pool: name, or path of its capacity class
         pool: String,
         #[command(flatten)]
-        json: Json,
+        answer: Tabular,
     },
     /// Remove a snapshot from its pool; the images of its disks stay
     Rm(Which),
@@ -59,7 +59,7 @@ pub(crate) enum Command {
 pub(crate) struct Which {
     #[command(flatten)]
     names: Names,
-    /// Pool: a name, or the path of its capacity class
+    /// Pool: name, or path of its capacity class
     pool: String,
     /// The snapshot
     name: String,
@@ -89,7 +89,7 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
         Command::Prune(args) => prune::run(args),
         Command::Export(args) => archive::export(args),
         Command::Import(args) => archive::import(args),
-        Command::Ls { names, pool, json } => ls(&names.open_soon(pool, Access::Shared)?, *json),
+        Command::Ls { names, pool, answer } => ls(&names.open_soon(pool, Access::Shared)?, *answer),
         Command::Rm(which) => {
             let mut catalog = Catalog::open(&which.names.open_soon(&which.pool, Access::Exclusive)?)?;
             // Also one that is damaged.
@@ -127,7 +127,7 @@ fn all(catalog: &Catalog) -> Vec<(&Checkpoint, Result<Record, String>)> {
     all
 }
 
-fn ls(pool: &Pool, json: Json) -> Result<()> {
+fn ls(pool: &Pool, answer: Tabular) -> Result<()> {
     let catalog = Catalog::open(pool)?;
     let all = all(&catalog);
     let one = |(c, record): &(&Checkpoint, Result<Record, String>)| {
@@ -143,28 +143,26 @@ fn ls(pool: &Pool, json: Json) -> Result<()> {
         }
         one
     };
-    json.print(&all.iter().map(one).collect::<Vec<_>>(), || {
-        let line = |[name, guest, created, memory, stored, disks]: [&str; 6]| {
-            format!("{name:<18} {guest:<14.14} {created:>19} {memory:>9} {stored:>9} {disks:>5}\n")
-        };
-        let mut text = line(["snapshot", "guest", "created", "memory", "stored", "disks"]);
+    answer.print(&all.iter().map(one).collect::<Vec<_>>(), |width| {
+        let numbers = ["created", "memory", "stored", "disks"].map(Number);
+        let [created, memory, stored, disks] = numbers;
+        let mut table = Table::new([Text("snapshot"), Text("guest"), created, memory, stored, disks]);
         for (c, record) in &all {
-            let sizes = (size(c.bytes()), size(c.stored_bytes()));
-            let mut row = |guest: &str, disks: &str| {
-                text += &line([&c.name, &printable(guest), &date(c.created), &sizes.0, &sizes.1, disks]);
+            let mut row = |guest: String, disks: String| {
+                table.row([c.name.clone(), guest, date(c.created), size(c.bytes()), size(c.stored_bytes()), disks]);
             };
             let Ok(Record { description, .. }) = record else {
-                row("damaged", "?");
+                row("damaged".into(), "?".into());
                 continue;
             };
             let name = guests::words::name(&description.words).map(|name| name.into_owned());
             let (guest, facts) = (name.or_else(|| description.guest()), &description.facts);
-            row(guest.as_deref().unwrap_or(&c.source), &description.disks.len().to_string());
+            row(guest.unwrap_or_else(|| c.source.clone()), description.disks.len().to_string());
             let (machine, cpu) = (&facts.machine, &facts.cpu);
             let (machine, cpu) = (machine.trim_end_matches("-machine"), cpu.trim_end_matches("-x86_64-cpu"));
-            text += &format!("  {machine}, {cpu}, QEMU {}\n", facts.qemu);
+            table.remark(&format!("{machine}, {cpu}, QEMU {}", facts.qemu));
         }
-        text
+        table.within(width)
     })
 }
 

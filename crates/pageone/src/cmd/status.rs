@@ -4,22 +4,18 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::cmd::Json;
+use crate::cmd::table::Tabular;
 use crate::paths;
 
 /// Options of `pageone status`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    json: Json,
-    /// Show all columns and whole lines, also on a terminal that is too narrow for them
-    #[arg(long)]
-    wide: bool,
+    answer: Tabular,
 }
 
 /// Prints the status.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let status = control::client::status(&paths::candidates(dir))?;
-    let width = output::width().filter(|_| !args.wide);
-    args.json.print(&status, || width.map_or_else(|| status.to_string(), |width| status.within(width)))
+    args.answer.print(&status, |width| width.map_or_else(|| status.to_string(), |width| status.within(width)))
 }

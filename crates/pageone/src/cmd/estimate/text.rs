@@ -5,11 +5,14 @@ use std::fmt::{Result, Write};
 use estimate::Report;
 use output::text::printable;
 
+use crate::cmd::table::Column::{Number, Text};
+use crate::cmd::table::Table;
+
 /// Pairs in the text, those with most in common.
 const PAIRS: usize = 10;
 
 /// The report for a terminal.
-pub(super) fn text(report: &Report) -> String {
+pub(super) fn text(report: &Report, width: Option<usize>) -> String {
     let unit = if report.chunk_bytes == kmem::PAGE_SIZE {
         "pages".into()
     } else {
@@ -17,7 +20,7 @@ pub(super) fn text(report: &Report) -> String {
     };
     let mut out = String::new();
     // Writing into a string cannot fail.
-    let _ = targets(&mut out, report, &unit)
+    let _ = targets(&mut out, report, &unit, width)
         .and_then(|()| pairs(&mut out, report, &unit))
         .and_then(|()| total(&mut out, report, &unit))
         .and_then(|()| costs(&mut out, report))
@@ -26,7 +29,7 @@ pub(super) fn text(report: &Report) -> String {
 }
 
 /// The table of targets.
-fn targets(out: &mut String, report: &Report, unit: &str) -> Result {
+fn targets(out: &mut String, report: &Report, unit: &str, width: Option<usize>) -> Result {
     if report.sampled_one_in > 1 {
         writeln!(
             out,
@@ -34,31 +37,22 @@ fn targets(out: &mut String, report: &Report, unit: &str) -> Result {
             report.sampled_one_in
         )?;
     }
-    writeln!(
-        out,
-        "{:<32} {:>9} {:>12} {:>12} {:>14} {:>14} {:>12}",
-        "target",
-        "MiB",
-        unit.split(' ').next().unwrap_or_default(),
-        "zero",
-        "shared within",
-        "with others",
-        "unique"
-    )?;
+    let chunks = if unit == "pages" { "pages" } else { "chunks" };
+    let [mebibytes, chunks, zero, within, others, unique] =
+        ["MiB", chunks, "zero", "shared within", "with others", "unique"].map(Number);
+    let mut table = Table::new([Text("target"), mebibytes, chunks, zero, within, others, unique]);
     for one in &report.targets {
-        writeln!(
-            out,
-            "{:<32} {:>9} {:>12} {:>12} {:>14} {:>14} {:>12}",
+        table.row([
             short(&title(report, &one.target), 32),
-            mib(report, one.chunks),
-            one.chunks,
-            one.zero,
+            mib(report, one.chunks).to_string(),
+            one.chunks.to_string(),
+            one.zero.to_string(),
             with_error(one.shared_within, one.shared_within_plus_minus),
             with_error(one.shared_with_others, one.shared_with_others_plus_minus),
-            one.unique
-        )?;
+            one.unique.to_string(),
+        ]);
     }
-    Ok(())
+    out.write_str(&table.within(width))
 }
 
 /// A target as people call it: with its guest's name, or its program's.
@@ -182,7 +176,7 @@ mod tests {
             limit_bytes: 1 << 24,
             threads: 1,
         };
-        let text = text(&estimate::estimate(&options, &output::Progress::new(output::Shown::Never)).unwrap());
+        let text = text(&estimate::estimate(&options, &output::Progress::new(output::Shown::Never)).unwrap(), None);
         for word in ["/t1 ", "pages_shared 2 ", "pages_sharing 3 ", "in common, pages", "KSM ", "PageONE "] {
             assert!(text.contains(word), "{word} in {text}");
         }

@@ -8,13 +8,14 @@ use control::units::size;
 use kmem::ksm::{Ksm, Ksmd, ProcessStat, Snapshot, process_stat};
 use serde::Serialize;
 
-use crate::cmd::Json;
+use crate::cmd::table::Column::{Number, Text};
+use crate::cmd::table::{Table, Tabular};
 
 /// Options of `pageone ksm status`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    json: Json,
+    answer: Tabular,
 }
 
 /// KSM's state. Names are the kernel's; values that this kernel does not have are missing.
@@ -56,7 +57,7 @@ struct Process {
 /// Prints KSM's state.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let report = Report::take(&super::open()?)?;
-    args.json.print(&report, || report.text())
+    args.answer.print(&report, |width| report.text(width))
 }
 
 impl Report {
@@ -78,7 +79,7 @@ impl Report {
         })
     }
 
-    fn text(&self) -> String {
+    fn text(&self, width: Option<usize>) -> String {
         let mut out = String::new();
         let line = |out: &mut String, title: &str, values: Vec<(String, String)>| {
             let words: Vec<String> = values.into_iter().map(|(name, value)| format!("{name} {value}")).collect();
@@ -93,13 +94,9 @@ impl Report {
         if let Some(ksmd) = &self.ksmd {
             let _ = writeln!(out, "ksmd: process {}, {:.2} s of CPU time", ksmd.pid, ksmd.cpu_seconds);
         }
-        if !self.processes.is_empty() {
-            let _ = writeln!(
-                out,
-                "\n{:>8} {:<20} {:>10} {:>10} {:>10} {:>12}  mergeable",
-                "PID", "program", "known", "merged", "zero", "profit"
-            );
-        }
+        let numbers = ["known", "merged", "zero", "profit"].map(Number);
+        let [known, merged, zero, profit] = numbers;
+        let mut table = Table::new([Number("PID"), Text("program"), known, merged, zero, profit, Text("mergeable")]);
         for process in &self.processes {
             let how = match (process.merge_any, process.mergeable) {
                 (Some(true), _) => "all",
@@ -107,16 +104,13 @@ impl Report {
                 (_, Some(true)) => "marked",
                 (_, None) => "",
             };
-            let _ = writeln!(
-                out,
-                "{:>8} {:<20.20} {:>10} {:>10} {:>10} {:>12}  {how}",
-                process.pid,
-                output::text::printable(&process.name),
-                process.rmap_items,
-                process.merging_pages,
-                process.zero_pages,
-                size(process.profit_bytes)
-            );
+            let [known, merged, zero] =
+                [process.rmap_items, process.merging_pages, process.zero_pages].map(|pages| pages.to_string());
+            let (pid, profit) = (process.pid.to_string(), size(process.profit_bytes));
+            table.row([pid, process.name.clone(), known, merged, zero, profit, how.into()]);
+        }
+        if !self.processes.is_empty() {
+            let _ = write!(out, "\n{}", table.within(width));
         }
         if self.processes_not_readable > 0 {
             let _ = writeln!(out, "{} processes of others can't be read; root can", self.processes_not_readable);
@@ -214,8 +208,8 @@ mod tests {
             processes_not_readable: 2,
             ..Report::default()
         };
-        let text = report.text();
-        for part in ["pages_shared 3", "net profit: -1 MiB", "42 qemu", "3 MiB  all", "2 processes"] {
+        let text = report.text(None);
+        for part in ["pages_shared 3", "net profit: -1 MiB", "42  qemu", "3 MiB  all", "2 processes"] {
             assert!(text.contains(part), "{part} in {text}");
         }
     }

@@ -11,13 +11,14 @@ use checkpoint::{Catalog, Checkpoint, OpenError, Repacked, Repacking, Wrong};
 use control::units::size;
 use mpool::{Access, BLOCK, Depth, Pool};
 use output::Progress;
-use output::text::printable;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::names::{Found, Names, PATIENCE, RETRY, holders, used_by};
 use super::with_error;
+use crate::cmd::table::Column::{Number, Text};
+use crate::cmd::table::{Table, Tabular};
 use crate::cmd::{Json, Quiet};
 
 /// How long `repack` has a pool at least for which others wait.
@@ -26,25 +27,17 @@ const TURN: Duration = Duration::from_secs(1);
 const OFFER: Duration = Duration::from_secs(1);
 
 /// Lists the checkpoints.
-pub(super) fn ls(names: &Names, pool: &str, json: Json) -> Result<()> {
+pub(super) fn ls(names: &Names, pool: &str, answer: Tabular) -> Result<()> {
     let own = |pool: Pool| -> Result<_> { Ok(Catalog::open(&pool)?.checkpoints().to_vec()) };
     let all = names.read(pool, own, checkpoint::serve::list)?;
-    json.print(&all, || {
-        let width = width(&all);
-        let line = |[name, created, memory, stored, source]: [&str; 5]| {
-            format!("{name:<width$} {created:>19} {memory:>8} {stored:>8}  {source}\n")
-        };
-        let one = |c: &Checkpoint| {
-            let (name, source) = (printable(&c.name), printable(&c.source));
-            line([&name, &date(c.created), &size(c.bytes()), &size(c.stored_bytes()), &source])
-        };
-        all.iter().fold(line(["checkpoint", "created", "memory", "stored", "source"]), |text, c| text + &one(c))
+    answer.print(&all, |width| {
+        let mut table =
+            Table::new([Text("checkpoint"), Number("created"), Number("memory"), Number("stored"), Text("source")]);
+        for c in &all {
+            table.row([c.name.clone(), date(c.created), size(c.bytes()), size(c.stored_bytes()), c.source.clone()]);
+        }
+        table.within(width)
     })
-}
-
-/// Columns of a list's names.
-fn width(all: &[Checkpoint]) -> usize {
-    all.iter().map(|c| c.name.len()).max().unwrap_or_default().max("checkpoint".len())
 }
 
 /// Seconds since 1970 as date and time on this host.
@@ -53,7 +46,7 @@ pub(crate) fn date(seconds: u64) -> String {
 }
 
 /// Shows what the checkpoints hold.
-pub(super) fn du(pool: &Pool, json: Json) -> Result<()> {
+pub(super) fn du(pool: &Pool, answer: Tabular) -> Result<()> {
     let catalog = Catalog::open(pool)?;
     let usage = catalog.usage();
     let logical = catalog.checkpoints().iter().fold(0, |sum: u64, c| sum.saturating_add(c.bytes()));
@@ -73,25 +66,19 @@ pub(super) fn du(pool: &Pool, json: Json) -> Result<()> {
         "compressed_bytes": bytes(usage.compressed), "compressed_to_bytes": usage.compressed_bytes,
         "checkpoints": catalog.checkpoints().iter().map(one).collect::<Vec<_>>(),
     });
-    json.print(&out, || {
-        let part = |(what, bytes): &(&str, Option<u64>)| {
-            let size = bytes.map_or("unreadable".into(), size);
-            format!("  {what} {size:>8}")
-        };
-        let width = width(catalog.checkpoints());
-        let line = |name: &str, parts: &[(&str, Option<u64>)]| {
-            format!("{name:<width$}{}\n", parts.iter().map(part).collect::<String>())
-        };
-        let mut text = String::new();
+    answer.print(&out, |width| {
+        let columns = [Text("checkpoint"), Number("memory"), Number("new"), Number("alone"), Number("rm frees")];
+        let (mut table, known) = (Table::new(columns), |bytes: Option<u64>| bytes.map_or("unreadable".into(), size));
         for c in catalog.checkpoints() {
-            let new = ("new", Some(bytes(c.new_pages)));
-            text += &line(&c.name, &[("memory", Some(c.bytes())), new, ("alone", alone(c)), ("rm frees", freed(c))]);
+            let (memory, new) = (size(c.bytes()), size(bytes(c.new_pages)));
+            table.row([c.name.clone(), memory, new, known(alone(c)), known(freed(c))]);
         }
-        let frees = ("repack frees", Some(bytes(usage.repack)));
-        text += &line("all", &[("memory", Some(logical)), ("on the media", Some(physical)), frees]);
+        let mut text = table.within(width);
+        let [memory, media, frees] = [logical, physical, bytes(usage.repack)].map(size);
+        text += &format!("all: memory {memory} · on the media {media} · repack frees {frees}\n");
         if usage.compressed > 0 {
-            let media = ("on the media", Some(usage.compressed_bytes));
-            text += &line("of that compressed", &[("memory", Some(bytes(usage.compressed))), media]);
+            let [memory, media] = [bytes(usage.compressed), usage.compressed_bytes].map(size);
+            text += &format!("of that compressed: memory {memory} · on the media {media}\n");
         }
         text
     })

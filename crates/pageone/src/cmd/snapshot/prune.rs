@@ -17,7 +17,7 @@ use crate::exit::{Code, Coded};
 pub(crate) struct Args {
     #[command(flatten)]
     names: Names,
-    /// Pool: a name, or the path of its capacity class
+    /// Pool: name, or path of its capacity class
     pool: String,
     /// Keep the last N snapshots of each guest
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -27,8 +27,8 @@ floors() {
         agent) printf '%s\n' interface intercept service daemon recycle window runtime ;;
         mpool) printf '%s\n' fuzzing map pool objects sim scratch disk finding error ;;
         # As pageonefs.h draws them.
-        pageonefs) printf '%s\n' main control super names 'file punch' 'fault merge scan lend' 'read holders' huge inode frame \
-            'mapping vector' account tmpfs guards pageonefs 'uapi versions' ;;
+        pageonefs) printf '%s\n' main control super names 'file punch' 'fault merge scan lend' 'read holders' huge inode adopt frame \
+            'mapping vector payer' account tmpfs guards pageonefs 'uapi versions' ;;
         ppr) printf '%s\n' main 'hooks stats' pool versions ;;
     esac
 }

@@ -64,8 +64,12 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, a copy waits for room that others have taken" "$kernel" 300 'OPTIONS=no_sure_charge=1,slow=300 TESTS=memcg_race MUST_FAIL=1' || failed=1
     boot "Linux $version, who has left a frame pays" "$kernel" 300 'OPTIONS=no_adopt=1 TESTS=memcg_left MUST_FAIL=1' || failed=1
     boot "Linux $version, who comes to pay keeps no room" "$kernel" 300 'OPTIONS=no_reserve=1 TESTS=memcg_room MUST_FAIL=1' || failed=1
-    boot "Linux $version, a harvest looks whenever a frame was left" "$kernel" 300 'OPTIONS=no_rest=1 TESTS=memcg_rest MUST_FAIL=1' || failed=1
-    boot "Linux $version, a harvest looks at few entries" "$kernel" 300 'OPTIONS=no_far_look=1 TESTS=memcg_far MUST_FAIL=1' || failed=1
+    boot "Linux $version, each harvest looks at what nobody has room for" "$kernel" 300 'OPTIONS=no_rest=1 TESTS=memcg_rest MUST_FAIL=1' || failed=1
+    boot "Linux $version, what was left is looked for among all frames" "$kernel" 300 'OPTIONS=no_left_list=1 TESTS=memcg_far MUST_FAIL=1' || failed=1
+    boot "Linux $version, caches are no room" "$kernel" 300 'OPTIONS=no_cache_room=1 TESTS=memcg_cache MUST_FAIL=1' || failed=1
+    boot "Linux $version, who owes a frame joins none" "$kernel" 300 'OPTIONS=no_small_debt=1 TESTS=memcg_debt MUST_FAIL=1' || failed=1
+    boot "Linux $version, who has no room joins what nobody pays for" "$kernel" 300 'OPTIONS=no_debt_bound=1 TESTS=memcg_debt MUST_FAIL=1' || failed=1
+    boot "Linux $version, who has no room owes as much as it likes" "$kernel" 300 'OPTIONS=no_debt_bound=1 TESTS=memcg_turns MUST_FAIL=1' || failed=1
     # SKIPPED where the kernel has no version 1 for memory.
     boot "Linux $version, charges stay that version 1 may move" "$kernel" 300 'TESTS=memcg_version' || failed=1
     boot "Linux $version, charges move that version 1 may move, too" "$kernel" 300 'OPTIONS=no_version_check=1 TESTS=memcg_version MUST_FAIL=1' || failed=1

@@ -17,7 +17,7 @@ pack_guest() {
     mkdir -p "$root"/{bin,proc,sys,dev,tmp,mnt}
     cp "$(command -v busybox)" "$root/bin/busybox"
     PAGEONEFS_SABOTAGE=${2:-} scripts/lib/module.sh pageonefs "$kernel" "$root"
-    compile "$root/pageonefs-test" main pages files hazards memory frames huge protect lend account committed held-up refuse tenants left
+    compile "$root/pageonefs-test" main pages files hazards memory frames huge protect lend account committed held-up refuse tenants left debts
     compile "$root/pageonefs-fuzz" fuzz fuzz-model fuzz-ops fuzz-calls fuzz-daemon pages
     compile "$root/pageonefs-accounts" fuzz-accounts fuzz-accounts-{worker,ops,daemon,check} pages
     if [ -n "${kmem:-}" ]; then

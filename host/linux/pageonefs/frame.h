@@ -8,7 +8,7 @@
 #include <linux/mutex.h>
 #include <linux/xarray.h>
 
-#include "pageonefs.h"
+#include "payer.h"
 
 /* Mounts that share frames. */
 struct pofs_domain {
@@ -17,8 +17,10 @@ struct pofs_domain {
 	struct xarray frames;		/* handle -> frame, while it has users */
 	atomic64_t last_handle;
 	atomic64_t count;
-	atomic64_t left;		/* how often the last user that paid left a frame to others */
 	struct mutex adopting;
+	unsigned long adopt_at;		/* where the look at frames that wait goes on; under `adopting` */
+	unsigned long adopt_after;	/* jiffies: there is none before; under `adopting` */
+	struct xarray debts;		/* number of a cgroup without room -> how many frames that is */
 	char name[PAGEONEFS_DOMAIN_MAX];
 };
 
@@ -35,12 +37,6 @@ struct pofs_domain {
 #define pofs_frame_zeros(frame) (READ_ONCE((frame)->private) & POFS_ZEROS)
 #define pofs_frame_handle(frame) ((u64)READ_ONCE((frame)->private) >> POFS_HANDLE)
 
-/*
- * What a merge allocates it gives back at once, with the page that leaves its file. So limits are
- * passed rather than waited for, and nobody is killed for it.
- */
-#define POFS_MERGE_GFP	(__GFP_HIGH | __GFP_KSWAPD_RECLAIM | __GFP_ACCOUNT | __GFP_NOWARN)
-
 struct pofs_domain *pofs_domain_get(const char *name);
 void pofs_domain_put(struct pofs_domain *domain);
 int pofs_frame_most(void);
@@ -51,18 +47,26 @@ bool pofs_frame_again(struct page *frame);
 int pofs_frame_begin(struct pofs_domain *domain, struct page *page);
 unsigned long pofs_frame_put(struct pofs_domain *domain, struct page *frame);
 
-/* Who pays for a file. */
-struct mem_cgroup *pofs_payer_set(struct mem_cgroup **payer, struct page *page);
-struct mem_cgroup *pofs_payer_get(struct mem_cgroup **payer);
-int pofs_payer_of(pid_t pid, struct mem_cgroup **payer);
-void pofs_payer_clear(struct mem_cgroup **payer);
+/* What they hold beside their content. */
+void pofs_frame_count(struct page *frame, int n);
+unsigned long pofs_frame_use(struct page *frame, unsigned long most);
+void pofs_owe(struct pofs_domain *domain, unsigned short number, long n);
 
-/* Who pays for a frame. */
-bool pofs_frame_join(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *user);
-void pofs_frame_leave(struct pofs_domain *domain, struct page *frame, bool alien);
-int pofs_frame_adopt(struct pofs_domain *domain, struct page *frame, struct mem_cgroup *payer);
-void pofs_frame_marked(struct pofs_domain *domain, struct page *frame);
-bool pofs_payer_roomy(struct mem_cgroup *payer, struct page *frame);
-bool pofs_payer_has_room(void);
+static inline atomic_long_t *pofs_users(struct page *frame)
+{
+	return (atomic_long_t *)&frame->private;
+}
+
+/* Of the module's own pages. */
+static inline atomic_long_t *pofs_payers(struct page *frame)
+{
+	return (atomic_long_t *)&frame->lru.prev;
+}
+
+/* The same, under the lock of the domain's frames. Odd, it would say: a part of another page. */
+static inline struct pofs_keepers **pofs_keepers_of(struct page *frame)
+{
+	return (struct pofs_keepers **)&frame->lru.next;
+}
 
 #endif

@@ -28,8 +28,11 @@ GUARD(no_sure_charge, "a copy for others waits for room that its payer has no mo
 GUARD(no_adopt, "a frame stays charged to who gave it, when that uses it no more");
 GUARD(no_reserve, "who adopts a frame takes all the room that can be found, and has it looked for");
 GUARD(no_version_check, "frames are adopted where charges may move by version 1 of control groups, too");
-GUARD(no_rest, "each harvest looks for frames to adopt, if any was left");
-GUARD(no_far_look, "a harvest looks at 1,024 entries only");
+GUARD(no_rest, "each harvest looks at frames that nobody had room for");
+GUARD(no_left_list, "frames that were left are looked for among all, 1,024 at a time");
+GUARD(no_cache_room, "files' caches leave no room for frames");
+GUARD(no_debt_bound, "who owes frames joins more of others");
+GUARD(no_small_debt, "who owes a frame joins none of others");
 GUARD(no_figures, "frames are counted nowhere");
 GUARD(no_fork_bound, "fork copies entries of shared mappings, and private ones have as many");
 GUARD(no_user_bound, "a frame has any number of users");

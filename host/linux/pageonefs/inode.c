@@ -237,7 +237,7 @@ static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame
 	pofs_frame_wait(pi, frame);
 	atomic_long_dec(&pi->count);
 	percpu_counter_inc(&ps->account.unmerged);
-	pofs_frame_leave(ps->domain, frame, alien);
+	pofs_frame_leave(ps->domain, frame, alien, &pi->payer);
 	return true;
 }
 

@@ -10,7 +10,7 @@
 #include <linux/shmem_fs.h>
 
 #include "account.h"
-#include "frame.h"
+#include "adopt.h"
 #include "mapping.h"
 
 /* One mount. Its super_block's operations lie in it, which is how it is found. */
@@ -54,10 +54,6 @@ struct pofs_inode {
 	pgoff_t cut_first, cut_last;	/* what all of these cut, or more */
 	struct pofs_pin pin;
 	struct mem_cgroup *payer;	/* of the page that merged last, with a reference; NULL: none yet */
-	unsigned long owes_until;	/* jiffies: the payer had no room for a frame that nobody else pays for */
-	pgoff_t adopt_at;		/* where pofs_adopt() goes on; all of these under the domain's `adopting` */
-	unsigned long adopt_after;	/* jiffies: not before */
-	u64 adopt_left, adopted;	/* the domain's `left` as this look, and the last whole one, began */
 	u64 id;				/* 0: not a regular file */
 	struct shmem_inode_info shmem;	/* last: tmpfs clears what stands before its inode */
 };

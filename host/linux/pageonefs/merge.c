@@ -36,22 +36,14 @@ struct merge_run {
 	u64 merged;
 };
 
-/* A frame that others pay for would be a debt more. Under RCU. */
-static bool owes(struct pofs_inode *pi, struct page *frame)
-{
-	struct mem_cgroup *payer = READ_ONCE(pi->payer);
-
-	return payer && time_before(jiffies, READ_ONCE(pi->owes_until)) && !pofs_payer_roomy(payer, frame);
-}
-
 /* One merged page, to another frame of equal content. */
 static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 {
 	struct pofs_inode *pi = run->pi;
 	struct page *old = pofs_frame_at(pi, e->index), *frame;
 	XA_STATE(xas, &run->domain->frames, 0);
-	bool equal, alien = false, debt;
-	int error;
+	bool equal, alien = false;
+	int error, joined = 0;
 
 	if (!old)
 		return -EAGAIN;
@@ -63,11 +55,16 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	rcu_read_lock();
 	frame = pofs_frame_find(&xas, e->frame, &error);
 	if (frame && frame != old)
-		alien = !pofs_frame_join(run->domain, frame, READ_ONCE(pi->payer));
-	debt = alien && owes(pi, frame);
+		joined = pofs_frame_join(run->domain, frame, READ_ONCE(pi->payer), &pi->payer);
 	rcu_read_unlock();
 	if (!frame)
 		goto out;
+	if (joined < 0) {
+		pofs_frame_put(run->domain, frame);
+		error = joined;
+		goto out;
+	}
+	alien = joined;
 	if (frame == old) {
 		/* The one that is named is full. */
 		e->frame = pofs_frame_handle(old);
@@ -84,8 +81,6 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	}
 	if (!equal) {
 		e->frame = pofs_frame_handle(old);
-	} else if (debt) {
-		error = -EBUSY;
 	} else {
 		down_write(pofs_mapping_lock(pi, e->index));
 		error = pofs_table_swap(&pi->merged, e->index, old, frame, &alien) ? 0 : -EAGAIN;
@@ -95,11 +90,10 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 		up_write(pofs_mapping_lock(pi, e->index));
 	}
 	if (error) {
-		pofs_frame_leave(run->domain, frame, alien);
+		pofs_frame_leave(run->domain, frame, alien, &pi->payer);
 	} else {
-		pofs_frame_marked(run->domain, frame);
 		unmap_mapping_pages(run->mapping, e->index, 1, false);
-		pofs_frame_leave(run->domain, old, alien);
+		pofs_frame_leave(run->domain, old, alien, &pi->payer);
 		pofs_count(moves);
 	}
 out:
@@ -180,6 +174,7 @@ static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 ha
 			     int *error)
 {
 	struct page *frame;
+	int joined = 0;
 
 	*alien = false;
 	if (!handle) {
@@ -192,16 +187,19 @@ static struct page *frame_of(struct merge_run *run, struct xa_state *xas, u64 ha
 	if (!frame && handle == run->named)
 		frame = pofs_frame_find(xas, handle, error);
 	if (frame)
-		*alien = !pofs_frame_join(run->domain, frame, folio_memcg(page_folio(page)));
+		joined = pofs_frame_join(run->domain, frame, folio_memcg(page_folio(page)), &run->pi->payer);
 	else if (*error == -EMLINK)
 		frame = pofs_frame_another(run->domain, handle, page, error);
 	if (frame) {
 		run->named = handle;
 		run->used = pofs_frame_handle(frame);
 	}
-	if (*alien && owes(run->pi, frame))
-		*error = -EBUSY;
-	return frame;
+	*alien = joined > 0;
+	if (joined >= 0)
+		return frame;
+	pofs_frame_put(run->domain, frame);
+	*error = joined;
+	return NULL;
 }
 
 /* Whether an entry uses the frame of the `last` one, as that does: then neither is looked for. */
@@ -319,8 +317,6 @@ static void leave(struct merge_run *run, struct chunk *c)
 		if (c->e[i].result)
 			continue;
 		c->gone[n++] = c->pages[i];
-		if (c->alien[i])
-			pofs_frame_marked(run->domain, c->frames[i]);
 	}
 	pofs_pages_leave(run->mapping, c->gone, n);
 }
@@ -351,7 +347,7 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 	}
 	for (i = 0; i < c->n; i++) {
 		if (c->frames[i] && e[i].result)
-			pofs_frame_leave(run->domain, c->frames[i], c->alien[i]);
+			pofs_frame_leave(run->domain, c->frames[i], c->alien[i], &run->pi->payer);
 		else if (c->frames[i])
 			e[i].frame = pofs_frame_handle(c->frames[i]);
 		if (!c->pages[i])

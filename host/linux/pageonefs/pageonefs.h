@@ -34,8 +34,9 @@
  *   read   holders               reads of frames; who else holds a page
  *   huge                         huge pages, until the first merge in their 2 MiB
  *   inode                        a file: its entries, its dirty bits, who keeps merges away
+ *   adopt                        who pays for a frame
  *   frame                        frames and domains
- *   mapping  vector              page caches and page tables; the content of pages
+ *   mapping  vector  payer       page caches and page tables; the content of pages; memory cgroups
  *   account                      the pages of a mount, and its limit
  *   tmpfs                        its operations
  *   guards                       what tests switch off, and what is counted
@@ -101,7 +102,8 @@ POFS_GUARD(no_lone_wait); POFS_GUARD(no_range_room); POFS_GUARD(no_take_back);
 POFS_GUARD(no_whole_page); POFS_GUARD(no_first_check); POFS_GUARD(no_commit);
 POFS_GUARD(no_length_bound); POFS_GUARD(no_end_check); POFS_GUARD(no_plain_bound);
 POFS_GUARD(no_bounded_wait); POFS_GUARD(no_reserve); POFS_GUARD(no_version_check);
-POFS_GUARD(no_rest); POFS_GUARD(no_far_look);
+POFS_GUARD(no_rest); POFS_GUARD(no_left_list); POFS_GUARD(no_cache_room);
+POFS_GUARD(no_debt_bound); POFS_GUARD(no_small_debt);
 
 /* All fields of the statistics that are counted here. */
 DECLARE_PER_CPU(struct pageonefs_stats, pofs_stats);

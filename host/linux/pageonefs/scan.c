@@ -192,66 +192,6 @@ static u64 next_of(struct xarray *table, u64 from, unsigned long unit)
 	return max_t(u64, from, round_down((u64)index * unit, BITS_PER_LONG));
 }
 
-/* ---- who pays for frames that their payers have left ------------------------------------ */
-
-/* An entry whose frame others pay for, if anybody does. Returns 1 if its file does now. */
-static int adopt_one(struct pofs_inode *pi, pgoff_t index, struct mem_cgroup *payer)
-{
-	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
-	struct page *frame = pofs_frame_at(pi, index);
-	bool alien = false;
-	int ret;
-
-	if (!frame)
-		return 0;
-	ret = pofs_frame_adopt(domain, frame, payer);
-	if (!ret) {
-		/* The entry, if it is there, is the user that pays. */
-		pofs_table_swap(&pi->merged, index, frame, frame, &alien);
-		pofs_frame_leave(domain, frame, alien);
-	}
-	put_page(frame);
-	return ret == -EEXIST ? 0 : ret ?: 1;
-}
-
-/*
- * Where all who paid for a frame have left it, the next file that uses it pays. Each harvest looks
- * for some milliseconds at entries whose frames others pay for, until all of the file's have been
- * looked at since such a frame was left; where that finds little, not before a second later. Who
- * has no room pays for as many as fit, and joins no others' then, until it has room again.
- */
-static void adopt(struct pofs_inode *pi)
-{
-	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
-	u64 left = atomic64_read(&domain->left);
-	unsigned long end = jiffies + msecs_to_jiffies(10);
-	int looks, taken = 0, ret = 0;
-	struct mem_cgroup *payer;
-
-	if (left == READ_ONCE(pi->adopted) || pofs_no_adopt || !mutex_trylock(&domain->adopting))
-		return;
-	payer = time_before(jiffies, pi->adopt_after) && !pofs_no_rest ? NULL : pofs_payer_get(&pi->payer);
-	if (!pi->adopt_at)
-		pi->adopt_left = left;
-	for (looks = 0; payer && ret >= 0 && time_before_eq(jiffies, end) && !(pofs_no_far_look && looks >= 1024); looks++) {
-		if (!xa_find(&pi->merged, &pi->adopt_at, ULONG_MAX, POFS_MARK)) {
-			WRITE_ONCE(pi->adopted, pi->adopt_left);
-			pi->adopt_at = 0;
-			break;
-		}
-		ret = adopt_one(pi, pi->adopt_at, payer);
-		taken += ret > 0;
-		pi->adopt_at += ret >= 0;
-		cond_resched();
-	}
-	if (ret == -ENOMEM)
-		WRITE_ONCE(pi->owes_until, jiffies + 10 * HZ);
-	if (looks > 16 * taken)
-		pi->adopt_after = jiffies + HZ;
-	mutex_unlock(&domain->adopting);
-	mem_cgroup_put(payer);
-}
-
 /* ---- requests ------------------------------------------------------------------------------ */
 
 #define HARVEST_WORDS 64
@@ -269,7 +209,7 @@ long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
 	if (h->flags & ~PAGEONEFS_HARVEST_ALL || h->reserved)
 		return -EINVAL;
 	h->dirty = 0;
-	adopt(pi);
+	pofs_adopt(POFS_SB(pofs_vfs(pi)->i_sb)->domain);
 	for (at = 0; at < h->pages / BITS_PER_LONG; at += n) {
 		pgoff_t base = h->start + at * BITS_PER_LONG;
 

@@ -67,8 +67,6 @@ static struct inode *alloc_inode(struct super_block *sb)
 	xa_init_flags(&pi->lent, XA_FLAGS_ACCOUNT);
 	xa_init_flags(&pi->dirty, XA_FLAGS_ACCOUNT);
 	pi->payer = NULL;
-	pi->owes_until = pi->adopt_after = jiffies;
-	pi->adopt_at = pi->adopted = 0;
 	atomic_long_set(&pi->count, 0);
 	pi->around_end = pi->around = 0;
 	pi->write_end = pi->write_run = 0;

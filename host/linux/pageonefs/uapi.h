@@ -110,11 +110,11 @@ struct pageonefs_entry {
 /*
  * Entries are in ascending order of their index. Results: 0; -EEXIST: it uses a frame already
  * (its handle is in `frame`), and no other was named, or the one named has another content;
- * -EAGAIN: not in memory, beyond the end, or locked; -EBUSY: someone holds the page, or others pay
- * for the frame while the file's payer has no room: look again later; -ESTALE: other content;
- * -ENOENT: no such frame any more; -EHWPOISON, -EINVAL, -ENOMEM. A page of one frame may move to
- * another of equal content. A frame has as many users as it may have: then the page gets another of
- * its content, whose handle is in `frame`, or -EMLINK: make another.
+ * -EAGAIN: not in memory, beyond the end, or locked; -EBUSY: someone holds the page, or others
+ * pay for the frame while the page's payer has no room, or owes: look again later; -ESTALE:
+ * other content; -ENOENT: no such frame any more; -EHWPOISON, -EINVAL, -ENOMEM. A page of one
+ * frame may move to another of equal content. A frame has as many users as it may have: then the
+ * page gets another of its content, whose handle is in `frame`, or -EMLINK: make another.
  *
  * Of a file of a store (PAGEONEFS_STORE) a page is lent instead: it stays in the file, and
  * becomes a frame, whatever `frame` says. Nobody may write it any more. -EEXIST: it is one already.

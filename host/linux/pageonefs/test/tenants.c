@@ -437,4 +437,5 @@ const struct test tenant_tests[] = { { "memcg", memcg }, { "memcg_lent", memcg_l
 				    { "memcg_left", memcg_left }, { "memcg_runs", memcg_runs },
 				    { "memcg_room", memcg_room }, { "memcg_rest", memcg_rest },
 				    { "memcg_far", memcg_far }, { "memcg_race", memcg_race }, { "figures", figures },
-				    { "memcg_version", memcg_version }, { 0 } };
+				    { "memcg_cache", memcg_cache }, { "memcg_debt", memcg_debt },
+				    { "memcg_turns", memcg_turns }, { "memcg_version", memcg_version }, { 0 } };

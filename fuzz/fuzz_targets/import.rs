@@ -93,7 +93,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     if let Ok(received) = receive(&bytes[..], &place) {
         let opened = Pool::open(&pool, mpool::OpenOptions::default()).expect("a pool");
         let store = Store::new(Catalog::open(&opened).expect("its list"));
-        if let Ok(about) = received.store(&store, &Progress::new(Shown::Never), || {}) {
+        if let Ok(about) = received.store((&store, None), &Progress::new(Shown::Never), || {}) {
             let mut catalog = store.into_catalog();
             let checkpoint = catalog.find(&about.name).expect("it was stored").clone();
             assert!(catalog.image(&checkpoint).is_ok());

@@ -26,6 +26,7 @@ mod check;
 mod classes;
 mod compressed;
 mod error;
+mod here;
 mod image;
 pub mod index;
 mod list;
@@ -37,6 +38,7 @@ mod simulated;
 mod store;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod usage;
 mod view;
 mod writer;
@@ -51,6 +53,7 @@ pub use error::{
     BeginError, CatalogDamage, FindError, Finding, Flaw, OpenError, PageFlaw, ReadError, RemoveError, RepackError,
     StoreError, Unrepaired, Warning,
 };
+pub use here::Others;
 pub use image::{Image, LeaseError};
 use index::{Index, Limits, Run};
 use list::{Entry, List, Needs, encode};

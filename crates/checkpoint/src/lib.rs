@@ -33,8 +33,8 @@ pub mod test;
 
 pub use catalog::{
     BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, Image, LeaseError, OpenError,
-    PageFlaw, PutOff, ReadError, RemoveError, RepackError, Repacked, Repacking, Store, StoreError, Unrepaired, Usage,
-    View, Warning, Writer, Wrong, ensure_name, hash, index,
+    Others, PageFlaw, PutOff, ReadError, RemoveError, RepackError, Repacked, Repacking, Store, StoreError, Unrepaired,
+    Usage, View, Warning, Writer, Wrong, ensure_name, hash, index,
 };
 pub use restore::RestoreError;
 pub use source::{Source, SourceError};

@@ -208,6 +208,7 @@ fn take_stopped(
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Taken, TakeError> {
     let guard = options.guard;
+    writer.keep_pool();
     source.watch(guard)?;
     guard.stands(guard::PROMISE)?;
     let start = Instant::now();

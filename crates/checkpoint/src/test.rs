@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mpool::{Access, BLOCK, Medium, MediumFile, Open, Room, Storage};
 use parking_lot::Mutex;
+use rustix::pipe::{PipeFlags, pipe_with};
 
 #[derive(Clone, Default)]
 struct File {
@@ -18,8 +20,6 @@ struct File {
 #[derive(Default)]
 struct State {
     files: BTreeMap<String, File>,
-    /// Changes until the program is killed.
-    left: Option<u64>,
     /// Changes so far.
     changes: u64,
     /// Reads until all fail.
@@ -31,6 +31,8 @@ struct State {
     /// File and block of the last write, and the block that cannot be read.
     last: Option<(String, u64)>,
     bad: Option<(String, u64)>,
+    /// Ends of pipes that are closed when a lease does not hold any more, and its bytes.
+    leases: Vec<(OwnedFd, Vec<u8>)>,
     /// Called before the next change.
     next: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -47,20 +49,31 @@ pub enum Then {
     None,
 }
 
-/// The storage: files by the paths of their directories and their names.
+/// The storage: files by the paths of their directories and their names. Clones are of one program,
+/// with the changes that it can still make.
 #[derive(Clone, Default)]
-pub struct Memory(Arc<Mutex<State>>);
+pub struct Memory(Arc<Mutex<State>>, Arc<Mutex<Option<u64>>>);
 
 impl Memory {
     /// A copy of the files, on which nothing is counted yet.
     pub fn copy(&self) -> Self {
         let files = self.0.lock().files.clone();
-        Self(Arc::new(Mutex::new(State { files, ..State::default() })))
+        Self(Arc::new(Mutex::new(State { files, ..State::default() })), Arc::default())
+    }
+
+    /// The same files, as another program has them.
+    pub fn of_another(&self) -> Self {
+        Self(self.0.clone(), Arc::default())
     }
 
     /// The program is killed before this change, counted from now on.
     pub fn kill_before(&self, change: u64) {
-        self.0.lock().left = Some(change);
+        *self.1.lock() = Some(change);
+    }
+
+    /// Whether that has come.
+    pub fn is_killed(&self) -> bool {
+        *self.1.lock() == Some(0)
     }
 
     /// These changes fail, and are made nevertheless if they are `done`.
@@ -94,7 +107,7 @@ impl Memory {
         let mut state = self.0.lock();
         let fails = state.fails.as_ref().and_then(|(which, done)| which.contains(&state.changes).then_some(*done));
         state.changes += 1;
-        match &mut state.left {
+        match &mut *self.1.lock() {
             Some(0) => return Err(io::Error::other("killed")),
             Some(left) => *left -= 1,
             None => {}
@@ -169,6 +182,19 @@ impl Medium for Place {
 
     fn sync_names(&self) -> io::Result<()> {
         self.0.change(|_| Ok(()))
+    }
+
+    fn lease(&self, bytes: &[u8]) -> io::Result<OwnedFd> {
+        self.0.change(|_| Ok(()))?;
+        let (ends, held) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
+        self.0.0.lock().leases.push((ends, bytes.to_vec()));
+        Ok(held)
+    }
+
+    fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
+        let leases = &mut self.0.0.lock().leases;
+        leases.retain(|(ends, _)| rustix::io::read(ends, &mut [0; 1]) != Ok(0));
+        Ok(leases.iter().map(|(_, bytes)| (String::new(), bytes.clone())).collect())
     }
 
     fn lock(&self, _: Access) -> io::Result<bool> {

@@ -124,8 +124,8 @@ pub enum PoolError {
     Busy(PathBuf),
     /// Mblocks of it are leased.
     #[error(
-        "mblocks of {} are being read, by a `pageone snapshot run` whose guests still run, or by one of another version; \
-         end these guests first",
+        "mblocks of {} are being read, by guests of a `pageone snapshot run`, or kept for a snapshot being stored; end these \
+         guests first, or wait. Another version may have them, too",
         .0.display()
     )]
     Leased(PathBuf),

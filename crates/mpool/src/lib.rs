@@ -83,7 +83,7 @@ pub use objects::mdc::Mdc;
 pub use objects::mlog::Mlog;
 pub use pool::check::{Depth, Report};
 pub use pool::registry::Registry;
-pub use pool::{Leased, OpenOptions, Pool, PoolProps, Rebuild, Rebuilt, Usage};
+pub use pool::{Kept, Leased, OpenOptions, Pool, PoolProps, Rebuild, Rebuilt, Sign, Usage};
 pub use scratch::Scratch;
 
 /// Bytes of a block: the unit of direct I/O, of checksums and of maps.

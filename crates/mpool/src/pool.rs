@@ -34,7 +34,7 @@ use crate::objects::inner::Inner;
 use crate::objects::log_files::create_root;
 use crate::objects::meta::Journal;
 use crate::{KeyPlace, MediaClass};
-pub use lease::Leased;
+pub use lease::{Kept, Leased};
 pub use rebuild::{Rebuild, Rebuilt};
 
 use directory::{create_class, locked, read_superblock, refuse_others_data};
@@ -220,22 +220,10 @@ impl Pool {
         &self.inner.findings
     }
 
-    /// Whether a program waits for this pool, which is open, and says so ([`Pool::await_turn`]).
+    /// Whether a program waits for this pool, which is open, and says so ([`Sign::Waits`]).
     pub fn is_awaited(&self) -> bool {
-        let locked = turn(&self.inner.path, FlockOperation::NonBlockingLockExclusive);
+        let locked = Sign::Waits.lock(&self.inner.path, FlockOperation::NonBlockingLockExclusive);
         locked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-    }
-
-    /// The file in a pool's directory that those lock, shared, who wait for it.
-    pub const TURNS: &str = superblock::NAMES[0];
-
-    /// Says as long as the file is open that this process waits until others have closed the pool
-    /// in this directory.
-    ///
-    /// # Errors
-    /// If its superblock cannot be opened.
-    pub fn await_turn(path: &Path) -> io::Result<File> {
-        turn(path, FlockOperation::NonBlockingLockShared)
     }
 
     /// Its contents.
@@ -275,12 +263,43 @@ impl Pool {
     }
 }
 
-/// Locks what programs lock that wait for a pool, which locks its directory itself.
-fn turn(path: &Path, how: FlockOperation) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW;
-    let file = claims::open_at(rustix::fs::CWD, &path.join(Pool::TURNS), flags, Mode::empty())?;
-    flock(&file, how)?;
-    Ok(file)
+/// What programs tell each other of a pool: each has a file in its directory, which they lock,
+/// shared. Who has the pool open locks the directory itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// This program waits until others have closed the pool.
+    Waits,
+    /// This program has closed the pool for others, and comes back: others let it go first.
+    Returns,
+    /// This program does what takes long, and ends, or lets others have the pool meanwhile: who
+    /// waits for it need not give up.
+    Works,
+}
+
+impl Sign {
+    /// The file's name.
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::Waits => superblock::NAMES[0],
+            Self::Works => superblock::NAMES[1],
+            Self::Returns => crate::objects::class::DATA,
+        }
+    }
+
+    /// Gives it, of the pool in this directory, as long as the file is open.
+    ///
+    /// # Errors
+    /// If the file cannot be opened or locked.
+    pub fn give(self, path: &Path) -> io::Result<File> {
+        self.lock(path, FlockOperation::NonBlockingLockShared)
+    }
+
+    fn lock(self, path: &Path, how: FlockOperation) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW;
+        let file = claims::open_at(rustix::fs::CWD, &path.join(self.file()), flags, Mode::empty())?;
+        flock(&file, how)?;
+        Ok(file)
+    }
 }
 
 /// The superblock of a pool that no other one knows, unless it has keys.

@@ -52,6 +52,11 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
+    /// Whether that is asked for.
+    pub(crate) fn is_asked(self) -> bool {
+        self.quiet
+    }
+
     /// The line that shows it.
     pub(crate) fn progress(self) -> output::Progress {
         output::Progress::new(if self.quiet { output::Shown::Never } else { output::Shown::OnTerminal })

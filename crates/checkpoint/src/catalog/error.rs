@@ -46,6 +46,14 @@ pub enum StoreError {
     Unread,
     #[error("pages that another checkpoint has too could not be stored: take the checkpoint again")]
     Lost,
+    #[error("cannot open the pool again, which others had meanwhile")]
+    Again(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Damaged(#[from] CatalogDamage),
+    #[error("others have stored a checkpoint called {0:?} meanwhile; give another name with --name")]
+    Taken(String),
+    #[error("mblocks of the pool that are needed were removed meanwhile, perhaps by another version: try again")]
+    Removed,
 }
 
 impl StoreError {

@@ -200,7 +200,7 @@ pub(super) struct Compared {
     cache: Option<AlignedBuf>,
     cached: Range<u64>,
     /// Data mblocks that could not be read in part, and why.
-    damaged: Vec<(u64, PageFlaw)>,
+    pub(super) damaged: Vec<(u64, PageFlaw)>,
     /// The compressed data mblocks. While checkpoints are stored there come no others.
     compressed: BTreeMap<u64, Data>,
     /// The data mblock that was read last: a compressed one reads its table only once.

@@ -56,6 +56,10 @@ impl Catalog {
 
     /// Removes data mblocks that no checkpoint needs.
     pub(super) fn remove_data(&mut self, unneeded: &[u64]) -> Result<(), StoreError> {
+        if self.pool.is_kept() {
+            // A checkpoint that is stored in turns may need them. They are swept when it ends.
+            return Ok(());
+        }
         // A few at a time, for which a full pool has room too: each frees space for the next. What
         // an error leaves is swept by the next checkpoint.
         for some in unneeded.chunks(REMOVED_AT_ONCE) {
@@ -71,6 +75,9 @@ impl Catalog {
     /// Deletes mblocks, as far as they are there: the records that name them may be older.
     pub(super) fn delete(&self, ids: &[u64]) -> Result<(), StoreError> {
         self.ensure_known()?;
+        if self.pool.is_kept() {
+            return Ok(());
+        }
         let is_there = |id: &u64| !matches!(self.pool.mblock(*id), Err(ObjectError::NotFound(_)));
         let there: Vec<u64> = ids.iter().copied().filter(is_there).collect();
         Ok(self.pool.mblock_delete(&there)?)
@@ -78,6 +85,8 @@ impl Catalog {
 
     /// Removes mblocks that no checkpoint needs: those of an interrupted checkpoint.
     pub(super) fn sweep(&mut self) -> Result<(), StoreError> {
+        // What a lost record names looks like leftovers.
+        self.ensure_whole()?;
         let unneeded: Vec<u64> = self.data.iter().filter(|(_, data)| data.needed == 0).map(|(id, _)| *id).collect();
         self.remove_data(&unneeded)?;
         let open = self.index.iter().flat_map(Index::runs);

@@ -183,7 +183,10 @@ impl Catalog {
             }
         }
         let unneeded = |id: &&u64| self.view.data.get(*id).is_some_and(|data| data.needed == 0);
-        let gone: Vec<u64> = moved.from.iter().filter(unneeded).copied().collect();
+        let mut gone: Vec<u64> = moved.from.iter().filter(unneeded).copied().collect();
+        if self.pool.is_kept() {
+            gone.clear();
+        }
         let before: u64 = gone.iter().filter_map(|id| self.view.data.get(id)).map(|data| u64::from(data.pages)).sum();
         self.remove_data(&gone)?;
         all.mblocks += gone.len() as u64;

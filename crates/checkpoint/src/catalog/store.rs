@@ -13,10 +13,11 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use mpool::{MblockWriter, ObjectError, Pool};
+use mpool::{Kept, MblockWriter, ObjectError, Pool};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::classes::Holds;
+use super::here::Here;
 use super::index::{Index, key};
 use super::list::{Attached, Data, Entry, Needs};
 use super::map::NewMap;
@@ -35,14 +36,16 @@ pub struct Store {
 
 /// What the writers share.
 pub(super) struct State {
-    pub(super) catalog: Catalog,
-    pages: Pages,
+    pub(super) catalog: Here<Catalog>,
+    pub(super) pages: Here<Pages>,
+    /// Keeps all mblocks from the first turn on.
+    pub(super) keep: Option<Kept>,
     /// Identity and number of pages of data mblocks on the medium that no record names.
     pub(super) unrecorded: Vec<(u64, u32)>,
     /// Data mblocks that could not be written.
     lost: HashSet<u64>,
     /// The checkpoints that are being stored.
-    names: HashSet<String>,
+    pub(super) names: HashSet<String>,
     /// Whether one of them was given up.
     pub(super) left_over: bool,
     /// Data mblocks with a warning.
@@ -62,9 +65,10 @@ pub(super) enum Place {
 impl Store {
     /// Stores checkpoints into this catalogue.
     pub fn new(catalog: Catalog) -> Self {
-        let pages = Pages::new(&catalog.view.pool, Holds::Soon);
+        let pages = Here::new(Pages::new(&catalog.view.pool, Holds::Soon));
+        let (catalog, keep) = (Here::new(catalog), None);
         let (unrecorded, lost, names, damaged) = Default::default();
-        let state = State { catalog, pages, unrecorded, lost, names, left_over: false, damaged, flawed: false };
+        let state = State { catalog, pages, keep, unrecorded, lost, names, left_over: false, damaged, flawed: false };
         Self { state: Mutex::new(state), landed: Condvar::new() }
     }
 
@@ -75,7 +79,7 @@ impl Store {
 
     /// The catalogue, when nothing is stored any more.
     pub fn into_catalog(self) -> Catalog {
-        self.state.into_inner().catalog
+        self.state.into_inner().catalog.into_inner()
     }
 
     /// Finds a page, or adds it. `differs`: a place on the medium where it is not. The lock is
@@ -178,6 +182,7 @@ impl Store {
     /// Warnings since the last call; each data mblock is reported once.
     pub(super) fn warnings(&self, compared: Vec<(u64, PageFlaw)>) -> Vec<Warning> {
         let State { catalog, damaged, flawed, .. } = &mut *self.state.lock();
+        let Some(catalog) = catalog.if_here() else { return Vec::new() };
         let mut new = compared;
         catalog.index.iter_mut().for_each(|index| new.append(&mut index.take_damaged()));
         new.retain(|(id, _)| damaged.insert(*id));
@@ -232,7 +237,7 @@ impl State {
             }
             index = Some(new);
         }
-        let Catalog { index: place, view, .. } = &mut self.catalog;
+        let Catalog { index: place, view, .. } = &mut *self.catalog;
         *place = index;
         match place {
             Some(index) => Ok((index, known(view, &self.pages))),
@@ -293,7 +298,12 @@ impl State {
     /// Ends a checkpoint. The last one removes what those have left that were given up.
     pub(super) fn leave(&mut self, name: &str) {
         self.names.remove(name);
-        if self.names.is_empty() && std::mem::take(&mut self.left_over) {
+        // What others have removed meanwhile is kept no longer.
+        let took_turns = self.names.is_empty() && self.keep.take().is_some();
+        if self.catalog.if_here().is_none() {
+            return;
+        }
+        if self.names.is_empty() && (std::mem::take(&mut self.left_over) || took_turns) {
             self.pages.give_up();
             self.lost.clear();
             // It names what will be gone.

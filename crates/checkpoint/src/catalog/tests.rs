@@ -8,6 +8,7 @@ mod leaves;
 mod refused;
 mod scale;
 mod several;
+mod turns;
 
 use std::io::IoSlice;
 

@@ -31,6 +31,11 @@ impl View {
         Some(CatalogDamage { pool: self.pool.props().name, damage })
     }
 
+    /// The pool, which stays open as long as this.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// All checkpoints, the oldest first.
     pub fn checkpoints(&self) -> &[Checkpoint] {
         &self.checkpoints

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use mpool::BLOCK;
 use output::Progress;
 
+use super::here::{Here, Turns};
 use super::index::Index;
 use super::index::Known;
 use super::list::{Entry, count, replace};
@@ -31,13 +32,15 @@ pub struct PutOff {
 /// as no other checkpoint is being stored.
 pub struct Writer<'a> {
     pub(super) store: &'a Store,
-    name: String,
+    pub(super) name: String,
     seed: u64,
     /// The map that it goes on from.
-    base: Root,
+    pub(super) base: Root,
     pub(super) changes: Changes,
     off: Vec<PutOff>,
-    compared: Compared,
+    pub(super) compared: Here<Compared>,
+    /// How it takes turns with others, if it does.
+    pub(super) turns: Option<Turns<'a>>,
     /// Data mblocks that were in memory when a page was found there.
     used: BTreeSet<u64>,
     new_pages: u64,
@@ -84,7 +87,8 @@ impl Store {
             base: Root::default(),
             changes: Changes::default(),
             off: Vec::new(),
-            compared,
+            compared: Here::new(compared),
+            turns: None,
             used: BTreeSet::new(),
             new_pages: 0,
             beside: None,
@@ -135,6 +139,7 @@ impl Writer<'_> {
     /// # Errors
     /// If the pool is full or cannot be written.
     pub fn put(&mut self, pages: &[u64], bytes: &[u8], hashes: &[Option<u128>]) -> Result<(), StoreError> {
+        self.give_way_if_awaited()?;
         self.shown.iter().for_each(|progress| progress.inc(bytes.len() as u64));
         let mut state = self.store.state.lock();
         let found = state.find_many(hashes)?;
@@ -172,6 +177,7 @@ impl Writer<'_> {
     /// # Errors
     /// If the pool is full or cannot be read or written.
     pub fn put_again(&mut self, off: &[PutOff], bytes: &[u8]) -> Result<(), StoreError> {
+        self.give_way_if_awaited()?;
         for (i, (&PutOff { at, page }, bytes)) in off.iter().zip(bytes.chunks_exact(BLOCK)).enumerate() {
             self.compared.bring(off[i..].iter().map(|off| off.at))?;
             let at = if self.compared.is(at, bytes)? { at } else { self.keep(bytes, at)? };
@@ -209,7 +215,8 @@ impl Writer<'_> {
     /// Warnings of pages that the pool cannot read and that were or will be stored again; each
     /// data mblock is reported once by all checkpoints of a [`Store`].
     pub fn warnings(&mut self) -> Vec<Warning> {
-        self.store.warnings(self.compared.take_damaged())
+        let compared = self.compared.if_here();
+        self.store.warnings(compared.map(Compared::take_damaged).unwrap_or_default())
     }
 
     /// Commits the checkpoint. `source` describes the process; `regions` are addresses and lengths

@@ -14,6 +14,8 @@ use crate::source::{FilePart, Source};
 
 /// Rounds after which a process counts as one that writes too fast.
 const ROUNDS: usize = 12;
+/// Rounds between whose batches others get the pool: what is written while they have it is left.
+const TURNS: usize = ROUNDS / 2;
 /// With this many pages left, another round gains nothing.
 const FEW: u64 = 1024;
 /// Least time reckoned for copying a page during the pause; 0.64 µs were measured.
@@ -99,6 +101,7 @@ pub(super) fn take(
     if !resumes && !running.source.is_stopped() {
         return Err(TakeError::Continued(pid));
     }
+    running.writer.keep_pool();
     let Copy { pages, bytes, pause, .. } = running.pause(&rest)?;
     running.phases.end("look_again");
     store::store_read(&pages, &bytes[..pages.len() * BLOCK], running.writer, running.warn)?;
@@ -173,6 +176,9 @@ impl Running<'_, '_> {
                 return Ok(Rounds { rest, found, count, limit });
             }
             before = left;
+            if count >= TURNS {
+                self.writer.keep_pool();
+            }
             if count >= ROUNDS {
                 if left > fits(budget, PAGE_COPY) {
                     return Err(TakeError::TooFast { pages: left, rounds: count, pause_ms: 2 * left / 1000 + 20 });

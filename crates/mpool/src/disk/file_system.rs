@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use super::medium::{Access, Medium, MediumFile, Open, ReadPiece, Room, Storage};
@@ -101,11 +101,12 @@ impl Medium for DiskDirectory {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        std::fs::remove_file(self.path.join(name))
+        Ok(rustix::fs::unlinkat(&self.handle, name, AtFlags::empty())?)
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        std::fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        let names = Dir::read_from(&self.handle)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.filter(|name: &io::Result<String>| !matches!(name.as_deref(), Ok("." | ".."))).collect()
     }
 
     fn sync_names(&self) -> io::Result<()> {
@@ -140,9 +141,8 @@ impl Medium for DiskDirectory {
     fn lease(&self, bytes: &[u8]) -> io::Result<OwnedFd> {
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        let path = self.path.join(format!("{LEASE}{:016x}", u64::from_le_bytes(random)));
-        let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
-        let mut file = match made {
+        let name = format!("{LEASE}{:016x}", u64::from_le_bytes(random));
+        let mut file = match self.open_file(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL) {
             // Nobody can write there, so nobody has to be told.
             Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => {
                 let mut file: File = rustix::fs::memfd_create(LEASE, rustix::fs::MemfdFlags::CLOEXEC)?.into();
@@ -151,25 +151,32 @@ impl Medium for DiskDirectory {
             }
             made => made?,
         };
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        if let Err(error) = file.write_all(bytes) {
-            let _ = std::fs::remove_file(&path);
+        let mut fill = || -> io::Result<()> {
+            let (owner, own) = (rustix::fs::fstat(&self.handle)?, rustix::fs::fstat(&file)?);
+            if own.st_uid != owner.st_uid {
+                rustix::fs::fchown(&file, Some(Uid::from_raw(owner.st_uid)), Some(Gid::from_raw(owner.st_gid)))?;
+            }
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            file.write_all(bytes)
+        };
+        if let Err(error) = fill() {
+            let _ = self.remove(&name);
             return Err(error);
         }
         Ok(file.into())
     }
 
-    fn leases(&self) -> io::Result<Vec<Vec<u8>>> {
+    fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
         let mut all = Vec::new();
-        for name in self.list()?.iter().filter(|name| name.starts_with(LEASE)) {
-            let file = self.open_file(name, OFlags::RDONLY)?;
+        for name in self.list()?.into_iter().filter(|name| name.starts_with(LEASE)) {
+            let file = self.open_file(&name, OFlags::RDONLY)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // One that stays counts no more than before.
-                Ok(()) => drop(self.remove(name)),
+                Ok(()) => drop(self.remove(&name)),
                 Err(Errno::WOULDBLOCK) => {
                     let len = file.metadata()?.len();
                     claims::memory(len)?;
-                    all.push(claims::exactly(file, len, len)?);
+                    all.push((name, claims::exactly(file, len, len)?));
                 }
                 Err(errno) => return Err(errno.into()),
             }

@@ -76,12 +76,12 @@ pub trait Medium: Send + Sync {
     /// Room on the file system.
     fn room(&self) -> io::Result<Room>;
     /// Makes a file with these bytes that counts, see [`Medium::leases`], as long as its descriptor
-    /// is open somewhere.
+    /// is open somewhere. It belongs to the directory's owner, who could not look at it else.
     fn lease(&self, _bytes: &[u8]) -> io::Result<OwnedFd> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// The contents of all files of [`Medium::lease`] that count; the others are removed.
-    fn leases(&self) -> io::Result<Vec<Vec<u8>>> {
+    /// The names and contents of all files of [`Medium::lease`] that count; the others are removed.
+    fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
         Ok(Vec::new())
     }
 }

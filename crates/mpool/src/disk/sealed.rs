@@ -72,11 +72,11 @@ impl Medium for Sealed {
         self.medium.lease(&SealedLease { path: self.path().into(), number }.encode(bytes, &self.keys))
     }
 
-    fn leases(&self) -> io::Result<Vec<Vec<u8>>> {
+    fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
         // One that is not ours stays as it is: it is not understood, and obeyed.
-        let plain = |bytes: Vec<u8>| {
+        let plain = |(name, bytes): (String, Vec<u8>)| {
             let ours = SealedLease::decode(&bytes).map(|(lease, rest)| lease.plain(rest, &self.keys));
-            ours.unwrap_or(bytes)
+            (name, ours.unwrap_or(bytes))
         };
         Ok(self.medium.leases()?.into_iter().map(plain).collect())
     }

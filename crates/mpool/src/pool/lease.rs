@@ -32,6 +32,8 @@ use crate::objects::info::MblockInfo;
 use crate::objects::mblock::Mblock;
 
 const MAGIC: &[u8; 8] = b"PGLEASE1";
+/// All that is in a file of [`Pool::keep`]. Programs that do not know it refuse the pool.
+const KEEP: &[u8; 8] = b"PGKEEP01";
 
 /// What a lease says, before the note.
 #[derive(Serialize, Deserialize)]
@@ -75,7 +77,10 @@ pub(super) type Held = Vec<(MediaClass, Extent)>;
 /// Finds the leases that hold, and removes the files of the others. The pool must be locked.
 pub(super) fn held(medium: &dyn Medium) -> Result<Held, PoolError> {
     let mut held = Held::new();
-    for bytes in medium.leases().during("reading the leases in", medium.path().display())? {
+    for (_, bytes) in medium.leases().during("reading the leases in", medium.path().display())? {
+        if bytes == KEEP {
+            continue;
+        }
         let (terms, _) = Terms::decode(&bytes).ok_or_else(|| PoolError::Leased(medium.path().into()))?;
         held.extend(terms.mblocks.into_iter().map(|record| (record.class, MblockInfo::new(record).extent())));
     }
@@ -86,7 +91,8 @@ pub(super) fn held(medium: &dyn Medium) -> Result<Held, PoolError> {
 
 /// Refuses a pool of which something is leased.
 pub(super) fn refuse(medium: &dyn Medium) -> Result<(), PoolError> {
-    if held(medium)?.is_empty() { Ok(()) } else { Err(PoolError::Leased(medium.path().into())) }
+    let leases = medium.leases().during("reading the leases in", medium.path().display())?;
+    if leases.is_empty() { Ok(()) } else { Err(PoolError::Leased(medium.path().into())) }
 }
 
 /// Mblocks that can be read without their pool.
@@ -113,9 +119,48 @@ impl Pool {
         let place = |class: &Arc<Class>| (class.class, class.medium.path().to_owned());
         let classes: Vec<_> = classes.iter().flatten().map(place).collect();
         let bytes = Terms { classes, mblocks }.encode(note);
-        let medium = self.inner.storage.directory(&self.inner.path).during("opening", at())?;
-        let medium = over(medium, self.inner.keys.as_ref(), MediaClass::Capacity);
-        Ok(medium.lease(&bytes).during("leasing mblocks of", at())?)
+        Ok(self.medium().and_then(|medium| medium.lease(&bytes)).during("leasing mblocks of", at())?)
+    }
+
+    /// Has others that open this pool, which is open exclusively, delete none of its mblocks: they
+    /// ask [`Pool::is_kept`].
+    ///
+    /// # Errors
+    /// `Io`, if the medium cannot be written.
+    pub fn keep(&self) -> Result<Kept, PoolError> {
+        let kept = self.medium().and_then(|medium| medium.lease(KEEP));
+        Ok(Kept(kept.during("keeping the mblocks of", self.inner.path.display())?))
+    }
+
+    /// Whether somebody keeps all mblocks ([`Pool::keep`]) of this pool, which is open exclusively;
+    /// also if that cannot be seen.
+    pub fn is_kept(&self) -> bool {
+        self.keeping().map_or(true, |files| !files.is_empty())
+    }
+
+    /// The files that those have locked who keep all mblocks of this pool, which is open
+    /// exclusively.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn keeping(&self) -> io::Result<Vec<PathBuf>> {
+        let keeping = self.medium()?.leases()?.into_iter().filter(|(_, bytes)| bytes == KEEP);
+        Ok(keeping.map(|(name, _)| self.inner.path.join(name)).collect())
+    }
+
+    /// The directory that is open, whatever has its name now.
+    fn medium(&self) -> io::Result<Arc<dyn Medium>> {
+        self.inner.class(MediaClass::Capacity).map(|class| class.medium.clone()).map_err(io::Error::other)
+    }
+}
+
+/// Keeps all mblocks of a pool until it is dropped ([`Pool::keep`]).
+pub struct Kept(OwnedFd);
+
+impl Kept {
+    /// Whether it does: nobody has removed its file.
+    pub fn holds(&self) -> bool {
+        rustix::fs::fstat(&self.0).is_ok_and(|stat| stat.st_nlink > 0)
     }
 }
 

@@ -95,3 +95,74 @@ fn a_lease_that_is_not_understood_is_obeyed() {
     assert!(Leased::open(&lease).is_ok());
     drop(open(&path, Access::Exclusive));
 }
+
+#[test]
+fn who_opens_a_pool_knows_that_its_mblocks_are_kept_as_long_as_somebody_keeps_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let pool = Pool::create(&path, "test").unwrap();
+    assert!(!pool.is_kept());
+    let kept = [pool.keep().unwrap(), pool.keep().unwrap()];
+    drop(pool);
+    assert!(matches!(Pool::destroy(&path), Err(PoolError::Leased(_))));
+    let pool = open(&path, Access::Exclusive);
+    for one in kept {
+        assert!(pool.is_kept());
+        drop(one);
+    }
+    assert!(!pool.is_kept());
+    drop(pool);
+    Pool::destroy(&path).unwrap();
+}
+
+#[test]
+fn the_file_of_a_lease_is_its_directorys_owners_and_is_made_in_the_directory_that_is_open() {
+    use std::os::unix::fs::{MetadataExt, chown};
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("pool"), dir.path().join("other"));
+    drop(Pool::create(&path, "test").unwrap());
+    let Ok(()) = chown(&path, Some(12_345), Some(54_321)) else {
+        println!("SKIPPED: only root can give a directory to others");
+        return;
+    };
+    let files = |path: &Path| {
+        let all = std::fs::read_dir(path)
+            .unwrap()
+            .flatten()
+            .filter(|e| e.file_name().to_string_lossy().starts_with("lease-"));
+        all.map(|entry| entry.metadata().unwrap()).collect::<Vec<_>>()
+    };
+    let are_the_owners = |count| {
+        let files = files(&path);
+        let owners = files.iter().map(|file| (file.uid(), file.gid(), file.mode() & 0o777));
+        assert!(owners.eq(vec![(12_345, 54_321, 0o600); count]), "{files:?}");
+    };
+    let pool = open(&path, Access::Exclusive);
+    let kept = pool.keep().unwrap();
+    are_the_owners(1);
+    drop(pool);
+    let pool = open(&path, Access::Shared);
+    let lease = pool.lease(&[], b"").unwrap();
+    are_the_owners(2);
+    drop((pool, lease));
+    // Another directory gets the name.
+    let pool = open(&path, Access::Exclusive);
+    std::fs::rename(&path, dir.path().join("moved")).unwrap();
+    std::fs::create_dir_all(&other).unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    let new = pool.keep().unwrap();
+    assert!(files(&path).is_empty() && pool.keeping().unwrap().len() == 2 && new.holds() && kept.holds());
+    drop((new, kept));
+    assert!(!pool.is_kept() && files(&dir.path().join("moved")).is_empty());
+}
+
+#[test]
+fn what_is_kept_is_not_known_to_be_when_the_file_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let kept = pool.keep().unwrap();
+    let files = pool.keeping().unwrap();
+    assert!(kept.holds() && files.len() == 1);
+    std::fs::remove_file(&files[0]).unwrap();
+    assert!(!kept.holds() && !pool.is_kept());
+}

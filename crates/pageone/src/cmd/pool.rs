@@ -3,6 +3,7 @@
 mod kept;
 mod names;
 mod rebuild;
+mod turns;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ use serde_json::json;
 
 pub(crate) use self::kept::date;
 pub(crate) use self::names::Names;
+pub(crate) use self::turns::{Storing, Turns, keepers, kept};
 use crate::cmd::table::{Column, Table, Tabular};
 use crate::cmd::{Json, Quiet};
 
@@ -175,6 +177,8 @@ enum Command {
         name: String,
         /// The checkpoint
         checkpoint: String,
+        #[command(flatten)]
+        json: Json,
     },
     /// Free the space of removed checkpoints in data mblocks of which others need a part: what is
     /// left of those that are half empty moves into new ones
@@ -249,10 +253,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Command::Ls { name, answer } => kept::ls(names, name, *answer)?,
         Command::Du { name, answer } => kept::du(&names.open_soon(name, Access::Shared)?, *answer)?,
-        Command::Rm { name, checkpoint } => kept::remove(&names.open_soon(name, Access::Exclusive)?, checkpoint)?,
-        Command::Repack { name, compress, quiet, json } => {
-            kept::repack(&mut names.find(name)?, *compress, *quiet, *json)?
+        Command::Rm { name, checkpoint, json } => {
+            kept::remove(&names.open_soon(name, Access::Exclusive)?, checkpoint, *json)?
         }
+        Command::Repack { name, compress, quiet, json } => kept::repack(names.find(name)?, *compress, *quiet, *json)?,
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use mpool::{Access, Pool};
 use serde_json::json;
 use snapshot::record::Record;
 
-use crate::cmd::pool::{Names, date};
+use crate::cmd::pool::{Names, date, keepers, kept};
 use crate::cmd::table::Column::{Number, Text};
 use crate::cmd::table::{Table, Tabular};
 
@@ -91,13 +91,16 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
         Command::Import(args) => archive::import(args),
         Command::Ls { names, pool, answer } => ls(&names.open_soon(pool, Access::Shared)?, *answer),
         Command::Rm(which) => {
-            let mut catalog = Catalog::open(&which.names.open_soon(&which.pool, Access::Exclusive)?)?;
+            let pool = which.names.open_soon(&which.pool, Access::Exclusive)?;
+            let mut catalog = Catalog::open(&pool)?;
             // Also one that is damaged.
             let checkpoint = catalog.find(&which.name)?;
             if !catalog.has_beside(checkpoint) {
                 read(&catalog, checkpoint)?;
             }
-            Ok(catalog.remove(&which.name)?)
+            catalog.remove(&which.name)?;
+            kept(&keepers(&pool)).iter().for_each(|kept| output::note!("{kept}"));
+            Ok(())
         }
     }
 }

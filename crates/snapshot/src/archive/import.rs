@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use checkpoint::{BeginError, Store, StoreError, Writer, ensure_name, hash};
+use checkpoint::{BeginError, Others, Store, StoreError, Writer, ensure_name, hash};
 use mpool::{BLOCK, Scratch};
 use output::file::Directory;
 use output::{OutputFile, Progress};
@@ -125,14 +125,23 @@ fn room(directory: &Path, bytes: u64) -> Result<(), ArchiveError> {
 }
 
 impl Received {
-    /// Stores it in the pool, where `commits` is called before anything of it is there to stay.
-    /// Gives what it is.
+    /// Stores it in the pool, which others get in between, if any are named. `commits` is called
+    /// before anything of it is there to stay. Gives what it is.
     ///
     /// # Errors
     /// If it cannot be stored. Then nothing of it is in the pool, and no image is left, unless that
     /// is not known ([`StoreError::Unknown`]).
-    pub fn store(self, store: &Store, progress: &Progress, commits: impl FnOnce()) -> Result<About, ArchiveError> {
-        let mut writer = store.begin(&self.about.name)?;
+    pub fn store(
+        self,
+        (store, others): (&Store, Option<&dyn Others>),
+        progress: &Progress,
+        commits: impl FnOnce(),
+    ) -> Result<About, ArchiveError> {
+        let writer = store.begin(&self.about.name)?;
+        let mut writer = match others {
+            Some(others) => writer.in_turns(others),
+            None => writer,
+        };
         writer.set_pages((self.about.bytes() / BLOCK as u64) as usize);
         progress.begin("storing", Some(self.ram.len));
         self.ram(&mut writer, progress)?;
@@ -143,6 +152,7 @@ impl Received {
         let mut bytes = vec![0; (stream.len as usize).next_multiple_of(Scratch::SECTOR)];
         scratch.read(stream.at, &mut bytes)?;
         bytes.truncate(stream.len as usize);
+        writer.keep_pool();
         commits();
         let mut named = Named(Vec::new());
         for image in images {

@@ -69,7 +69,7 @@ fn import(from: impl Read, directory: &Path, store: &Store) -> Result<About, Arc
     let is_taken = |name: &str| store.view().find(name).is_ok();
     let place =
         super::Place { pool: directory, disks: Some(&directory.join("disks")), name: None, is_taken: &is_taken };
-    receive(from, &place)?.store(store, &Progress::new(Shown::Never), || {})
+    receive(from, &place)?.store((store, None), &Progress::new(Shown::Never), || {})
 }
 
 /// A pool and a directory for images into which archives are read.

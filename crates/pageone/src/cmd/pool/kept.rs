@@ -1,7 +1,6 @@
 //! The checkpoints that a pool keeps.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -15,16 +14,12 @@ use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use super::names::{Found, Names, PATIENCE, RETRY, holders, used_by};
+use super::names::{Found, Names};
+use super::turns::{Keeper, TURN, Turns, keepers, kept};
 use super::with_error;
 use crate::cmd::table::Column::{Number, Text};
 use crate::cmd::table::{Table, Tabular};
 use crate::cmd::{Json, Quiet};
-
-/// How long `repack` has a pool at least for which others wait.
-const TURN: Duration = Duration::from_secs(1);
-/// How long `repack` leaves it to them, if none takes it.
-const OFFER: Duration = Duration::from_secs(1);
 
 /// Lists the checkpoints.
 pub(super) fn ls(names: &Names, pool: &str, answer: Tabular) -> Result<()> {
@@ -84,16 +79,26 @@ pub(super) fn du(pool: &Pool, answer: Tabular) -> Result<()> {
     })
 }
 
-/// Removes a checkpoint.
-pub(super) fn remove(pool: &Pool, name: &str) -> Result<()> {
-    Ok(Catalog::open(pool)?.remove(name)?)
+/// Removes a checkpoint, and says who keeps its space.
+pub(super) fn remove(pool: &Pool, name: &str, json: Json) -> Result<()> {
+    Catalog::open(pool)?.remove(name)?;
+    let (value, text) = removed(name, &keepers(pool));
+    if json.is_asked() || text.is_some() {
+        json.line(&value, || text.unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+/// What removing did, in JSON, and what is to be said of it.
+fn removed(name: &str, keepers: &[Keeper]) -> (serde_json::Value, Option<String>) {
+    (json!({ "removed": name, "kept_by": keepers }), kept(keepers))
 }
 
 /// Repacks the data mblocks, and says what that did, also if it fails or a signal ends it.
-pub(super) fn repack(found: &mut Found<'_>, compress: Option<usize>, quiet: Quiet, json: Json) -> Result<()> {
+pub(super) fn repack(found: Found<'_>, compress: Option<usize>, quiet: Quiet, json: Json) -> Result<()> {
     let progress = quiet.progress();
     progress.begin(&format!("repacking {}", found.name), Some(0));
-    let pool = found.open_soon(Access::Exclusive)?;
+    let (turns, pool) = Turns::begin(found)?;
     let (signal, second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     for number in [SIGINT, SIGTERM] {
         flag::register_conditional_default(number, second.clone())?;
@@ -101,17 +106,17 @@ pub(super) fn repack(found: &mut Found<'_>, compress: Option<usize>, quiet: Quie
         flag::register_usize(number, signal.clone(), number as usize)?;
     }
     let tell = &|used: &str| {
-        if !quiet.quiet {
+        if !quiet.is_asked() {
             output::note!("{used}: repacking goes on when that has closed it");
         }
     };
     let least = &|planning, recording| (planning + recording) * 3 + TURN;
-    let turns = Turns { progress: &progress, least, tell, signal: &signal };
-    let mut all = Repacking::new(compress);
-    let ended = turns.run(found, pool, &mut all);
+    let how = How { progress: &progress, least, tell, signal: &signal };
+    let (mut all, mut keepers) = (Repacking::new(compress), Vec::new());
+    let ended = how.run(turns, pool, &mut all, &mut keepers);
     drop(progress);
     if ended.is_ok() || all.done != Repacked::default() {
-        let (value, text) = report(all.done, compress, &ended);
+        let (value, text) = report(all.done, compress, &keepers, &ended);
         json.line(&value, || text)?;
     }
     if all.done.left > 0 {
@@ -127,23 +132,30 @@ pub(super) fn repack(found: &mut Found<'_>, compress: Option<usize>, quiet: Quie
     }
 }
 
-/// What repacking did until it ended so, in JSON and as text.
-fn report(done: Repacked, compress: Option<usize>, ended: &Result<()>) -> (serde_json::Value, String) {
+/// What repacking did until it ended so, and who keeps what it would free, in JSON and as text.
+fn report(
+    done: Repacked,
+    compress: Option<usize>,
+    keepers: &[Keeper],
+    ended: &Result<()>,
+) -> (serde_json::Value, String) {
     let bytes = |pages: u64| pages * BLOCK as u64;
     let value = json!({
         "freed_bytes": bytes(done.freed), "moved_bytes": bytes(done.moved), "mblocks": done.mblocks,
         "compressed_bytes": bytes(done.compressed), "compressed_to_bytes": done.compressed_bytes, "left": done.left,
+        "kept_by": keepers,
     });
     let (freed, moved) = (size(bytes(done.freed)), size(bytes(done.moved)));
     let mut text = format!("{freed} freed, {moved} moved, {} data mblocks removed", done.mblocks);
     if compress.is_some() || done.compressed > 0 {
         text += &format!("\n{} compressed to {}", size(bytes(done.compressed)), size(done.compressed_bytes));
     }
+    kept(keepers).iter().for_each(|kept| text += &format!("\n{kept}"));
     (with_error(value, ended), text)
 }
 
 /// How a pool is repacked in turns.
-struct Turns<'a> {
+struct How<'a> {
     progress: &'a Progress,
     /// The least time of a turn, by what planning it and recording the last one took.
     least: &'a dyn Fn(Duration, Duration) -> Duration,
@@ -153,68 +165,43 @@ struct Turns<'a> {
     signal: &'a AtomicUsize,
 }
 
-impl Turns<'_> {
-    /// Repacks. Closes the pool for those who wait for it, and goes on behind them. Those who did
-    /// not take it are passed over as long as nobody else waits.
-    fn run(&self, found: &mut Found<'_>, mut pool: Pool, all: &mut Repacking) -> Result<()> {
-        let (mut passed, mut recording) = (Vec::new(), Duration::ZERO);
+impl How<'_> {
+    /// Repacks. Closes the pool for those who wait for it, and goes on behind them. Gives those who
+    /// kept mblocks that it would free.
+    fn run(&self, mut turns: Turns<'_>, mut pool: Pool, all: &mut Repacking, kept: &mut Vec<Keeper>) -> Result<()> {
+        let mut recording = Duration::ZERO;
         loop {
-            let (begin, mut until, mut end, mut waiting) = (Instant::now(), None, Instant::now(), Vec::new());
+            let (begin, mut until, mut end) = (Instant::now(), None, Instant::now());
             let each = &mut |moved, left| {
                 self.progress.inc(moved);
                 self.progress.set_length(self.progress.position() + left);
                 end = Instant::now();
                 let until = *until.get_or_insert_with(|| end + (self.least)(begin.elapsed(), recording));
-                let mut is_asked = || {
-                    waiting = holders(&found.path.join(Pool::TURNS));
-                    waiting.is_empty() || waiting != passed
-                };
-                if self.has_ended() || end >= until && pool.is_awaited() && is_asked() {
+                if self.has_ended() || end >= until && turns.is_asked(&pool) {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())
                 }
             };
-            if !all.turn(&mut Catalog::open(&pool)?, each)? {
+            let more = all.turn(&mut Catalog::open(&pool)?, each)?;
+            *kept = keepers(&pool);
+            if !more {
                 return Ok(());
             }
             drop(pool);
             recording = end.elapsed();
-            passed = if is_taken(&found.path, &waiting) { Vec::new() } else { waiting };
-            ensure!(!self.has_ended(), "interrupted");
-            pool = self.open_again(found)?;
+            turns.leave();
+            let goes_on = || {
+                ensure!(!self.has_ended(), "interrupted");
+                Ok(())
+            };
+            goes_on()?;
+            pool = turns.open_again(self.tell, &goes_on)?;
         }
     }
 
     fn has_ended(&self) -> bool {
         self.signal.load(Ordering::Relaxed) != 0
-    }
-
-    /// Waits until others have closed the pool, however long they have it.
-    fn open_again(&self, found: &mut Found<'_>) -> Result<Pool> {
-        let (name, mut told) = (found.name, false);
-        found.open_behind(Access::Exclusive, |waited, busy| {
-            ensure!(!self.has_ended(), "interrupted");
-            if waited > PATIENCE && !std::mem::replace(&mut told, true) {
-                used_by(name, &busy).iter().for_each(|used| (self.tell)(used));
-            }
-            Ok(())
-        })
-    }
-}
-
-/// Leaves a closed pool to those who waited for it; gives whether one of them waits no more. Who is
-/// not known has as long as it takes to look.
-fn is_taken(path: &Path, waiting: &[i32]) -> bool {
-    let begin = Instant::now();
-    loop {
-        std::thread::sleep(RETRY * 3);
-        if waiting.is_empty() || holders(&path.join(Pool::TURNS)) != waiting {
-            return true;
-        }
-        if begin.elapsed() > OFFER {
-            return false;
-        }
     }
 }
 

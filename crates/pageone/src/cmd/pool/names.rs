@@ -6,14 +6,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use checkpoint::serve::ServeError;
-use mpool::{Access, OpenOptions, Pool, PoolError, Registry};
+use mpool::{Access, OpenOptions, Pool, PoolError, Registry, Sign};
 
 use crate::paths;
 
 /// How long a program that has the pool open may take to serve readers, or to end.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a program lets those go first that come back.
+const COURTESY: Duration = Duration::from_secs(1);
 /// How long a checkpoint waits for a program that does not store one.
-const MOMENT: Duration = Duration::from_secs(10);
+const MOMENT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
+/// What is said of a program that has the pool open and is waited for without end.
+const GIVES: &str = "waiting until that gives it to others, or has stored; Ctrl-C ends waiting";
 /// Time between two attempts to open a pool.
 pub(super) const RETRY: Duration = Duration::from_millis(20);
 
@@ -64,12 +68,15 @@ impl Names {
         own: impl FnOnce(Pool) -> Result<T>,
         served: impl Fn(&Path) -> Result<Option<T>, ServeError>,
     ) -> Result<T> {
-        let (mut found, mut read) = (self.find(name)?, None);
+        let (mut found, mut read, mut until) = (self.find(name)?, None, PATIENCE);
         let path = found.path.clone();
-        let opened = found.open_behind(Access::Shared, |waited, busy| {
+        let opened = found.open_behind(Access::Shared, Comes::New, |waited, busy| {
+            if works(&path) {
+                until = waited + PATIENCE;
+            }
             match served(&path) {
-                // The other program begins or ends just now.
-                Ok(None) | Err(ServeError::Broken) if waited < PATIENCE => Ok(()),
+                // The other program begins or ends just now, or lets others have the pool.
+                Ok(None) | Err(ServeError::Broken) if waited < until => Ok(()),
                 Ok(None) => Err(explain(name, busy)),
                 // The error ends the waiting, and nobody sees it.
                 Ok(answer) => {
@@ -81,6 +88,15 @@ impl Names {
         });
         read.map_or_else(|| own(opened?), Ok)
     }
+}
+
+/// Who opens a pool that others have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Comes {
+    /// One that lets those go first, for a moment, who come back.
+    New,
+    /// One that has closed it for others, and comes back.
+    Back,
 }
 
 /// A pool that was found by its name, once: a command that opens it several times has always the
@@ -110,29 +126,37 @@ impl Found<'_> {
     pub(super) fn open_behind(
         &mut self,
         access: Access,
+        comes: Comes,
         mut goes_on: impl FnMut(Duration, anyhow::Error) -> Result<()>,
     ) -> Result<Pool> {
         let (start, mut waits) = (Instant::now(), None);
+        let returns = self.path.join(Sign::Returns.file());
         loop {
-            let busy = match self.open(access) {
+            let yields = comes == Comes::New && start.elapsed() < COURTESY && !holders(&returns).is_empty();
+            let opened = if yields { Err(PoolError::Busy(self.path.clone()).into()) } else { self.open(access) };
+            let busy = match opened {
                 Err(busy) if matches!(busy.downcast_ref(), Some(PoolError::Busy(_))) => busy,
                 opened => return opened,
             };
-            waits = waits.or_else(|| Pool::await_turn(&self.path).ok());
+            waits = waits.or_else(|| Sign::Waits.give(&self.path).ok());
             goes_on(start.elapsed(), busy)?;
             std::thread::sleep(RETRY);
         }
     }
 
-    /// Opens it. Waits for programs that store checkpoints in it, as long as they do, and a moment
-    /// for others.
+    /// Opens it. Waits for programs that store into it or give it to others as long as they do, and
+    /// a moment for others.
     pub(crate) fn open_soon(&mut self, access: Access) -> Result<Pool> {
         let (name, path) = (self.name, self.path.clone());
         let (mut until, mut said) = (MOMENT, false);
-        self.open_behind(access, |waited, busy| {
-            if waited > PATIENCE && !said {
-                output::note!("pool {name} is in use: waiting until the program that has it open ends");
-                said = true;
+        self.open_behind(access, Comes::New, |waited, busy| {
+            let works = works(&path);
+            if waited > PATIENCE && !std::mem::replace(&mut said, true) {
+                let used = used_by(name, &busy).unwrap_or_else(|| format!("pool {name} is in use"));
+                output::note!("{used}: {}", if works { GIVES } else { "waiting until that ends" });
+            }
+            if works {
+                until = waited + MOMENT;
             }
             if waited > until {
                 match checkpoint::serve::list(&path) {
@@ -161,10 +185,27 @@ pub(super) fn used_by(name: &str, error: &anyhow::Error) -> Option<String> {
     #[cfg(test)]
     tests::ASKED.with(|asked| asked.set(asked.get() + 1));
     let pid = holders(path).first().copied();
-    let words = pid.and_then(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).ok()).unwrap_or_default();
+    Some(format!("pool {name} is used by {}", pid.map_or("another program".into(), named)))
+}
+
+/// A process with its command, and what to do if it is stopped.
+pub(super) fn named(pid: i32) -> String {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> = words.split(|byte| *byte == 0).take(3).map(String::from_utf8_lossy).collect();
-    let who = pid.map_or("another program".into(), |pid| format!("process {pid} ({})", words.join(" ").trim()));
-    Some(format!("pool {name} is used by {who}"))
+    let stopped =
+        if is_stopped(pid) { format!(", which is stopped: `kill -CONT {pid}` lets it go on") } else { String::new() };
+    format!("process {pid} ({}){stopped}", words.join(" ").trim())
+}
+
+fn is_stopped(pid: i32) -> bool {
+    kmem::procfs::is_stopped(pid).unwrap_or(false)
+}
+
+/// Whether a program that has a pool open ends, or gives it to others, some time
+/// ([`Sign::Works`]).
+fn works(path: &Path) -> bool {
+    let working = holders(&path.join(Sign::Works.file()));
+    !working.is_empty() && holders(path).iter().any(|pid| working.contains(pid) && !is_stopped(*pid))
 }
 
 /// The processes that have a lock of this file (`flock(2)`), in ascending order. Those of other PID

@@ -16,7 +16,7 @@ use snapshot::archive::{self, Exported, Place};
 
 use super::Which;
 use super::clones::Leased;
-use crate::cmd::pool::Names;
+use crate::cmd::pool::{Names, Storing, Turns};
 use crate::cmd::{Force, Json, Quiet, Written};
 
 /// Options of `pageone snapshot export`.
@@ -126,18 +126,23 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
         is_taken: &|name| known.iter().any(|known| known == name),
     };
     let received = archive::receive(io::BufReader::with_capacity(1 << 20, progress.wrap_read(from)), &place)?;
-    let pool = found.open_soon(Access::Exclusive)?;
-    let store = Store::new(Catalog::open(&pool)?);
+    let (turns, pool) = Turns::begin(found)?;
+    let (store, turns) = (Store::new(Catalog::open(&pool)?), Storing::new(turns, args.quiet));
+    // The store has it, and closes it for others.
+    drop(pool);
     // From here on it is done to the end, whatever signals come.
     let commits = || {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             let _ = signal_hook::flag::register(signal, Arc::default());
         }
     };
-    let about = received.store(&store, &progress, commits)?;
+    let about = received.store((&store, Some(&turns)), &progress, commits)?;
     drop(progress);
     let (memory, disks) = (about.bytes(), about.description.disks.len());
     args.json.line(&value(&about.name, memory, disks), || {
         format!("{}: {} of memory, {disks} disks", about.name, size(memory))
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use serde_json::json;
 use snapshot::keep::Rule;
 
 use crate::cmd::Json;
-use crate::cmd::pool::Names;
+use crate::cmd::pool::{Names, keepers, kept};
 use crate::exit::{Code, Coded};
 
 /// Options of `pageone snapshot prune`.
@@ -54,14 +54,15 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let says = "say what to keep, with --keep-last, --keep-hourly, --keep-daily, --keep-weekly or --keep-monthly";
     ensure!(rule != Rule::default(), Coded(Code::Usage, says.into()));
     let access = if args.dry_run { Access::Shared } else { Access::Exclusive };
-    let mut catalog = Catalog::open(&args.names.open_soon(&args.pool, access)?)?;
+    let pool = args.names.open_soon(&args.pool, access)?;
+    let mut catalog = Catalog::open(&pool)?;
     let mut guests: BTreeMap<String, Vec<(String, u64)>> = BTreeMap::new();
-    let (mut kept, mut removed) = (Vec::new(), Vec::new());
+    let (mut stay, mut removed) = (Vec::new(), Vec::new());
     for (checkpoint, record) in super::all(&catalog) {
         let name = checkpoint.name.clone();
         // Nobody knows of which guest a damaged one is: it stays.
         let Ok(record) = record else {
-            kept.push(name);
+            stay.push(name);
             continue;
         };
         let guest = record.description.guest().unwrap_or_else(|| checkpoint.source.clone());
@@ -71,7 +72,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         let created: Vec<u64> = all.iter().map(|(_, created)| *created).collect();
         let keeps = rule.keeps(&created);
         for (at, (name, _)) in all.into_iter().enumerate() {
-            if keeps.contains(&at) { kept.push(name) } else { removed.push(name) }
+            if keeps.contains(&at) { stay.push(name) } else { removed.push(name) }
         }
     }
     if !args.dry_run {
@@ -79,9 +80,12 @@ pub(super) fn run(args: &Args) -> Result<()> {
             catalog.remove(name)?;
         }
     }
-    args.json.line(&json!({ "kept": kept, "removed": removed, "dry_run": args.dry_run }), || {
+    let keepers = if removed.is_empty() || args.dry_run { Vec::new() } else { keepers(&pool) };
+    kept(&keepers).iter().for_each(|kept| output::note!("{kept}"));
+    let value = json!({ "kept": stay, "removed": removed, "dry_run": args.dry_run, "kept_by": keepers });
+    args.json.line(&value, || {
         let word = if args.dry_run { "would remove" } else { "removed" };
         let each: String = removed.iter().map(|name| format!("{word} {name}\n")).collect();
-        format!("{each}{} kept, {} {word}", kept.len(), removed.len())
+        format!("{each}{} kept, {} {word}", stay.len(), removed.len())
     })
 }

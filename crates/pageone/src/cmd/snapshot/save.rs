@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use checkpoint::{Catalog, Phases, Source, Store, Warning};
 use control::units::size;
-use mpool::Access;
 use snapshot::rights::Asked;
 use snapshot::save::{Guest, Options, SaveError};
 
 use super::recycling;
 use crate::cmd::checkpoint::{Daemon, explain, report};
-use crate::cmd::pool::Names;
+use crate::cmd::pool::{Names, Storing, Turns};
 use crate::cmd::{Json, Quiet};
 use crate::paths;
 
@@ -80,13 +79,14 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let name = args.name.clone().unwrap_or_else(|| format!("guest-{pid}-{seconds}"));
-    let pool = args.names.open_soon(&args.to, Access::Exclusive)?;
+    let (turns, pool) = Turns::begin(args.names.find(&args.to)?)?;
     let catalog = Catalog::open(&pool)?;
     let records: Vec<_> = super::all(&catalog).into_iter().filter_map(|(_, record)| record.ok()).collect();
     guest.check_layers(records.iter().flat_map(|record| &record.description.disks).flat_map(|disk| &disk.layers))?;
-    let store = Store::new(catalog);
+    drop((records, pool));
+    let (store, turns) = (Store::new(catalog), Storing::new(turns, args.quiet));
     let progress = args.quiet.progress();
-    let writer = store.begin(&name)?.showing(&progress);
+    let mut writer = store.begin(&name)?.showing(&progress).in_turns(&turns);
     progress.begin(&format!("storing {name}"), Some(guest.ram().len as u64));
     phases.end("open");
     let (guard, max_pause) = (&paths::guard(dir.as_deref())?, Duration::from_millis(args.max_pause));
@@ -108,10 +108,12 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             phases.end("hold");
             let saved = guest.save(&options, &mut source, &daemon, writer, &mut phases, warn).map_err(failed)?;
             phases.end("commit");
-            daemon.note_changes(&pool, &saved.checkpoint, &source, &saved.taken);
+            daemon.note_changes(store.view().pool(), &saved.checkpoint, &source, &saved.taken);
             saved
         }
         None => {
+            // QEMU, which sends, may stop the guest at any moment.
+            writer.keep_pool();
             let saved = guest.save_by_migration(&options, writer, &mut phases, warn).map_err(failed)?;
             phases.end("commit");
             saved

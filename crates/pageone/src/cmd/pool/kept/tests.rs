@@ -1,15 +1,21 @@
 use std::fs::File;
+use std::path::Path;
 
 use checkpoint::Store;
 use clap::Parser;
+use mpool::Sign;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::cmd::pool::Storing;
+use crate::cmd::pool::names::RETRY;
 
 #[derive(Parser)]
 struct Line {
     #[command(flatten)]
     names: Names,
+    #[command(flatten)]
+    answer: Tabular,
 }
 
 /// Stores pages; gives how many of them the pool did not have.
@@ -56,18 +62,20 @@ struct Repacks {
     /// Say that somebody waits for it.
     waits: Mutex<Vec<File>>,
     taken: AtomicBool,
+    /// Who kept what was to be freed, in the end.
+    keepers: Mutex<Vec<Keeper>>,
 }
 
 impl Repacks {
     fn new(name: &Path) -> Self {
         let names = Line::parse_from(["test"]).names;
-        let (signal, told, waits, taken) = Default::default();
-        Self { names, name: name.to_str().unwrap().into(), signal, told, waits, taken }
+        let (signal, told, waits, taken, keepers) = Default::default();
+        Self { names, name: name.to_str().unwrap().into(), signal, told, waits, taken, keepers }
     }
 
     /// Somebody else waits for the pool.
     fn wait(&self) {
-        self.waits.lock().push(Pool::await_turn(&self.names.find(&self.name).unwrap().path).unwrap());
+        self.waits.lock().push(Sign::Waits.give(&self.names.find(&self.name).unwrap().path).unwrap());
     }
 
     /// The same, until somebody has taken it.
@@ -94,8 +102,7 @@ impl Repacks {
     /// Repacks. Calls `plans` in each turn, with what recording the last one took, and `beside`
     /// beside them; what that gives is kept to the end. Gives what was done, and how it ended.
     fn run<T>(&self, plans: impl Fn(Duration) + Sync, beside: impl FnOnce() -> T) -> (Repacked, Result<()>) {
-        let mut found = self.names.find(&self.name).unwrap();
-        let pool = found.open_soon(Access::Exclusive).unwrap();
+        let (turns, pool) = Turns::begin(self.names.find(&self.name).unwrap()).unwrap();
         let mut all = Repacking::new(None);
         let ended = std::thread::scope(|scope| {
             let repacking = scope.spawn(|| {
@@ -105,8 +112,8 @@ impl Repacks {
                 };
                 let (progress, tell) =
                     (Progress::new(output::Shown::Never), |used: &str| self.told.lock().push(used.into()));
-                let turns = Turns { progress: &progress, least: &least, tell: &tell, signal: &self.signal };
-                turns.run(&mut found, pool, &mut all)
+                let how = How { progress: &progress, least: &least, tell: &tell, signal: &self.signal };
+                how.run(turns, pool, &mut all, &mut self.keepers.lock())
             });
             let _kept = beside();
             repacking.join().unwrap()
@@ -195,7 +202,7 @@ fn what_gets_the_name_or_the_place_of_a_pool_meanwhile_is_not_repacked() {
     assert_eq!(left(&open(&other)), 5 * 17, "nothing is done to it");
     // What was done before is reported, with the error.
     assert!(done.mblocks > 0 && done.mblocks < 5);
-    let (value, text) = report(done, None, &ended);
+    let (value, text) = report(done, None, &[], &ended);
     assert_eq!((&value["error"], &value["mblocks"]), (&said.into(), &done.mblocks.into()));
     assert!(text.ends_with(&format!("{} data mblocks removed", done.mblocks)), "{text}");
 }
@@ -222,4 +229,80 @@ fn a_signal_ends_repacking_in_a_turn_and_between_two() {
     assert!(ended.unwrap_err().to_string() == "interrupted" && done.mblocks > 0);
     let told = repacks.told.into_inner();
     assert!(told.len() == 1 && told[0].contains(&format!("is used by process {} (", std::process::id())), "{told:?}");
+}
+
+#[test]
+fn other_commands_go_through_while_a_checkpoint_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let pool = Pool::create(&path, "store").unwrap();
+    for i in 1..4 {
+        store(&pool, &format!("all-{i}"), &(1..20).map(|page| i * 100 + page).collect::<Vec<_>>());
+        store(&pool, &format!("few-{i}"), &[i * 100 + 3]);
+    }
+    drop(pool);
+    let (name, Line { names, answer }) = (path.to_str().unwrap(), Line::parse_from(["test"]));
+    let (turns, pool) = Turns::begin(names.find(name).unwrap()).unwrap();
+    let (slow, turns) = (Store::new(Catalog::open(&pool).unwrap()), Storing::new(turns, Quiet { quiet: true }));
+    drop(pool);
+    let mut writer = slow.begin("slow").unwrap().in_turns(&turns);
+    writer.set_pages(1 << 16);
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            du(&names.open_soon(name, Access::Shared).unwrap(), answer).unwrap();
+            remove(&names.open_soon(name, Access::Exclusive).unwrap(), "all-1", Json { json: false }).unwrap();
+            Repacks::new(&path).run(|_| (), || ()).1.unwrap();
+            store(&names.open_soon(name, Access::Exclusive).unwrap(), "other", &[7, 102, 103]);
+        });
+        // It ends when they have: each waits for less than the store goes on.
+        let mut put = 0;
+        while put < 100 || !others.is_finished() {
+            let at = put % (1 << 16);
+            let page = (100_u64 + at % 1000).to_le_bytes().repeat(BLOCK / 8);
+            writer.put(&[at], &page, &[checkpoint::hash(&page, writer.seed())]).unwrap();
+            let off = writer.put_off();
+            off.iter().for_each(|off| writer.put_again(&[*off], &page).unwrap());
+            put += 1;
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        others.join().unwrap();
+    });
+    writer.commit("test".into(), vec![(0, (1 << 16) * BLOCK as u64)]).unwrap();
+    let mut catalog = slow.into_catalog();
+    assert!(catalog.check(Wrong::Report).unwrap().is_empty() && catalog.find("all-1").is_err());
+    let slow = catalog.find("slow").unwrap().clone();
+    let (image, mut page) = (catalog.image(&slow).unwrap(), vec![0; BLOCK]);
+    for at in 0..100 {
+        image.read(at, &mut page).unwrap();
+        assert!(page == (100_u64 + at).to_le_bytes().repeat(BLOCK / 8), "{at}");
+    }
+}
+
+#[test]
+fn who_keeps_what_would_be_freed_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let pool = sparse(&path);
+    let (kept, own) = (pool.keep().unwrap(), std::process::id());
+    store(&pool, "all", &[7000, 7001]);
+    let blocks = pool.mblocks().len();
+    remove(&pool, "all", Json { json: false }).unwrap();
+    assert_eq!(pool.mblocks().len(), blocks, "all are kept");
+    let (value, text) = removed("all", &keepers(&pool));
+    let (text, who) = (text.unwrap(), format!("no space is freed before that ends: process {own} ("));
+    assert!(text.starts_with(&who) && text.contains("the next checkpoint or `pageone pool repack` frees it"), "{text}");
+    assert_eq!((&value["removed"], &value["kept_by"][0]["pid"]), (&"all".into(), &own.into()));
+    drop(pool);
+    let repacks = Repacks::new(&path);
+    let (done, ended) = repacks.run(|_| (), || ());
+    assert_eq!((done.mblocks, done.freed), (0, 0));
+    let (value, text) = report(done, None, &repacks.keepers.lock(), &ended);
+    assert!(value["kept_by"][0]["command"].as_str().is_some_and(|name| name.starts_with("process ")), "{value}");
+    assert!(text.contains(&who), "{text}");
+    drop(kept);
+    let (done, ended) = repacks.run(|_| (), || ());
+    let (value, text) = report(done, None, &repacks.keepers.lock(), &ended);
+    assert!(value["kept_by"].as_array().is_some_and(Vec::is_empty) && !text.contains("process"), "{value} {text}");
+    let pool = open(&path);
+    assert_eq!((left(&pool), removed("all", &keepers(&pool)).1), (0, None));
 }

@@ -1,6 +1,7 @@
 use std::cell::Cell;
 
 use super::*;
+use crate::cmd::pool::Turns;
 
 thread_local! {
     /// How often it was asked who has a pool open.
@@ -54,4 +55,48 @@ fn a_pool_that_was_made_anew_is_not_taken_for_the_one_that_was_found() {
     drop(Pool::create(&path, "store").unwrap());
     let said = found.open_soon(Access::Exclusive).map(drop).unwrap_err().to_string();
     assert!(said.contains("is another pool now"), "{said}");
+}
+
+#[test]
+fn who_stores_or_takes_turns_is_waited_for_as_long_as_it_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    drop(Pool::create(&path, "store").unwrap());
+    let names = Names { pools: Some(dir.path().join("names")) };
+    let find = || names.find(path.to_str().unwrap()).unwrap();
+    let (turns, pool) = Turns::begin(find()).unwrap();
+    assert!(works(&path));
+    std::thread::scope(|scope| {
+        let soon = scope.spawn(|| find().open_soon(Access::Exclusive).map(drop));
+        let listed = scope.spawn(|| names.read(path.to_str().unwrap(), |_| Ok(()), |_| Ok(None)));
+        // Longer than each has patience with others.
+        std::thread::sleep(MOMENT * 2);
+        drop(pool);
+        soon.join().unwrap().unwrap();
+        listed.join().unwrap().unwrap();
+    });
+    drop(turns);
+    let _pool = find().open_soon(Access::Exclusive).unwrap();
+    assert!(!works(&path));
+    let said = find().open_soon(Access::Exclusive).map(drop).unwrap_err().to_string();
+    assert!(said.contains(&format!("is used by process {} (", std::process::id())), "{said}");
+}
+
+#[test]
+fn a_stopped_process_is_named_with_what_lets_it_go_on() {
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let pid = child.id() as i32;
+    let stop = |signal| rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+    while !named(pid).contains("(sleep 1000)") {
+        std::thread::yield_now();
+    }
+    assert!(!named(pid).contains("stopped"));
+    stop(rustix::process::Signal::STOP);
+    while !is_stopped(pid) {
+        std::thread::yield_now();
+    }
+    let said = named(pid);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(said.ends_with(&format!("(sleep 1000), which is stopped: `kill -CONT {pid}` lets it go on")), "{said}");
 }

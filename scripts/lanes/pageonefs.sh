@@ -68,6 +68,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, what was left is looked for among all frames" "$kernel" 300 'OPTIONS=no_left_list=1 TESTS=memcg_far MUST_FAIL=1' || failed=1
     boot "Linux $version, caches are no room" "$kernel" 300 'OPTIONS=no_cache_room=1 TESTS=memcg_cache MUST_FAIL=1' || failed=1
     boot "Linux $version, who owes a frame joins none" "$kernel" 300 'OPTIONS=no_small_debt=1 TESTS=memcg_debt MUST_FAIL=1' || failed=1
+    boot "Linux $version, caches that cannot be taken are room" "$kernel" 300 'OPTIONS=no_stuck_debt=1 TESTS=memcg_stuck MUST_FAIL=1' || failed=1
     boot "Linux $version, who has no room joins what nobody pays for" "$kernel" 300 'OPTIONS=no_debt_bound=1 TESTS=memcg_debt MUST_FAIL=1' || failed=1
     boot "Linux $version, who has no room owes as much as it likes" "$kernel" 300 'OPTIONS=no_debt_bound=1 TESTS=memcg_turns MUST_FAIL=1' || failed=1
     # SKIPPED where the kernel has no version 1 for memory.

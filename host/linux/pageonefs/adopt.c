@@ -220,7 +220,7 @@ static bool adopt_one(struct pofs_domain *domain, u64 handle)
 	rcu_read_unlock();
 	if (payer && !charged) {
 		charged = move_charge(frame, payer);
-		if (!charged)
+		if (!charged && !pofs_no_stuck_debt)
 			full = who_is_crowded(frame, payer);
 	}
 	mem_cgroup_put(payer);

@@ -32,6 +32,7 @@ GUARD(no_rest, "each harvest looks at frames that nobody had room for");
 GUARD(no_left_list, "frames that were left are looked for among all, 1,024 at a time");
 GUARD(no_cache_room, "files' caches leave no room for frames");
 GUARD(no_debt_bound, "who owes frames joins more of others");
+GUARD(no_stuck_debt, "who has room but for caches that cannot be taken owes nothing");
 GUARD(no_small_debt, "who owes a frame joins none of others");
 GUARD(no_figures, "frames are counted nowhere");
 GUARD(no_fork_bound, "fork copies entries of shared mappings, and private ones have as many");

@@ -103,7 +103,7 @@ POFS_GUARD(no_whole_page); POFS_GUARD(no_first_check); POFS_GUARD(no_commit);
 POFS_GUARD(no_length_bound); POFS_GUARD(no_end_check); POFS_GUARD(no_plain_bound);
 POFS_GUARD(no_bounded_wait); POFS_GUARD(no_reserve); POFS_GUARD(no_version_check);
 POFS_GUARD(no_rest); POFS_GUARD(no_left_list); POFS_GUARD(no_cache_room);
-POFS_GUARD(no_debt_bound); POFS_GUARD(no_small_debt);
+POFS_GUARD(no_debt_bound); POFS_GUARD(no_small_debt); POFS_GUARD(no_stuck_debt);
 
 /* All fields of the statistics that are counted here. */
 DECLARE_PER_CPU(struct pageonefs_stats, pofs_stats);

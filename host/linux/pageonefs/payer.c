@@ -143,6 +143,23 @@ struct mem_cgroup *pofs_payer_full(struct mem_cgroup *payer, struct mem_cgroup *
 }
 
 /*
+ * Whether the payer, or one above it, is above `high`. Then the kernel is asked to take something,
+ * as it asks itself for who charges others; that comes soon, and nobody waits for it.
+ */
+static bool above_high(struct mem_cgroup *payer)
+{
+	bool above = false;
+
+	for (; payer; payer = parent_mem_cgroup(payer)) {
+		if (page_counter_read(&payer->memory) > READ_ONCE(payer->memory.high)) {
+			schedule_work(&payer->high_work);
+			above = true;
+		}
+	}
+	return above;
+}
+
+/*
  * A page that `payer` is charged for, in the place of another one. Nothing is reclaimed for it but
  * clean pages of files' caches, where these are all that is in the way. NULL: there is no room, or
  * no memory.
@@ -159,17 +176,15 @@ struct page *pofs_payer_charge(struct mem_cgroup *payer, struct page *other)
 	crowded = pofs_payer_full(payer, pays, false);
 	full = crowded && (pofs_no_cache_room || pofs_payer_full(payer, pays, true));
 	rcu_read_unlock();
-	if (full && !pofs_no_reserve)
+	if ((full || (crowded && above_high(payer))) && !pofs_no_reserve)
 		return NULL;
 	if (crowded)
 		gfp = GFP_NOIO | __GFP_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN;
 	active = set_active_memcg(payer);
 	page = alloc_page(pofs_no_reserve ? ROOM_GFP : gfp);
 	set_active_memcg(active);
-	/* As the kernel does it for who charges others. */
-	for (; page && crowded && payer; payer = parent_mem_cgroup(payer))
-		if (page_counter_read(&payer->memory) > READ_ONCE(payer->memory.high))
-			schedule_work(&payer->high_work);
+	if (crowded)
+		above_high(payer);
 	return page;
 }
 

@@ -27,7 +27,7 @@ static void read_disk(struct lender *of)
 }
 
 /* Files' caches fill a limit, and are room for frames all the same. */
-static void cache_within(const char *limit, long most)
+static void cache_within(const char *limit, long frames, long most)
 {
 	long had, is;
 
@@ -40,13 +40,13 @@ static void cache_within(const char *limit, long most)
 	CHECK(had > 21 << 20);
 	give_up();
 	/* What is free is less than what it comes to pay for. */
-	for (double until = now() + 30; path_number(TENANTS "b/memory.stat", "shmem") < 12 << 20 && now() < until; usleep(10000))
+	for (double until = now() + 120; path_number(TENANTS "b/memory.stat", "shmem") < frames && now() < until; usleep(10000))
 		harvest_times(1);
 	for (double until = now() + 30; (is = number(TENANTS "b/memory.current")) > most && now() < until;)
 		usleep(10000);
 	printf("    of %ld KiB with cache, it pays %ld for frames, %ld in all\n", had >> 10,
 	       path_number(TENANTS "b/memory.stat", "shmem") >> 10, is >> 10);
-	CHECK(path_number(TENANTS "b/memory.stat", "shmem") >= 12 << 20 && is <= most);
+	CHECK(path_number(TENANTS "b/memory.stat", "shmem") >= frames && is <= most);
 	CHECK(!path_number(TENANTS "b/memory.events", "oom_kill") && !path_write(limit, "max"));
 }
 
@@ -55,8 +55,8 @@ void memcg_cache(void)
 	disk = open("/dev/scratch", O_RDONLY);
 	CHECK(disk >= 0);
 	two_make();
-	cache_within(TENANTS "b/memory.max", 24 << 20);
-	cache_within(TENANTS "b/memory.high", 25 << 20);
+	cache_within(TENANTS "b/memory.max", 12 << 20, 24 << 20);
+	cache_within(TENANTS "b/memory.high", 6 << 20, 25 << 20);
 	close(disk);
 	two_end();
 }
@@ -73,6 +73,29 @@ static pid_t crowd(void)
 	child = fork_in(TENANTS "b/");
 	if (!child) {
 		memset(mmap(0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), 1, len);
+		for (;;)
+			pause();
+	}
+	for (double until = now() + 30; number(TENANTS "b/memory.current") < (long)len && now() < until;)
+		usleep(10000);
+	return child;
+}
+
+/* The same, by pages of a file's cache that pipes hold: nobody can take them. */
+static pid_t crowd_pipes(void)
+{
+	size_t len = 29 << 19, held = 0;
+	pid_t child;
+
+	CHECK(!path_write(TENANTS "b/memory.max", "16M"));
+	child = fork_in(TENANTS "b/");
+	if (!child) {
+		for (int ends[2]; held < len && !pipe(ends);) {
+			ssize_t n = fcntl(ends[1], F_SETPIPE_SZ, 1 << 20);
+
+			while ((n = splice(disk, 0, ends[1], 0, 1 << 20, SPLICE_F_NONBLOCK)) > 0)
+				held += n;
+		}
 		for (;;)
 			pause();
 	}
@@ -123,6 +146,61 @@ void memcg_debt(void)
 	within(DAEMON, debt_join, &keeper);
 	CHECK(waitpid(child, 0, WNOHANG) == 0 && !path_number(TENANTS "b/memory.events", "oom_kill"));
 	end(child);
+	two_end();
+}
+
+enum { STUCK = 1024 };
+
+static void stuck_fill(struct lender *of)
+{
+	for (uint32_t i = 0; i <= STUCK; i++)
+		fill(at(of->m, i), generation << 32 | (i + 1));
+}
+
+/* All but the last page. */
+static void stuck_join(struct lender *of)
+{
+	for (uint32_t i = 0; i < STUCK; i++) {
+		uint64_t frame = 0;
+
+		CHECK(!merge_patiently(giver.control, giver.f, i, &frame) && !merge_patiently(of->control, of->f, i, &frame));
+	}
+}
+
+static void stuck_leave(struct lender *of)
+{
+	for (uint32_t i = 0; i < STUCK; i++)
+		fill(at(of->m, i), 5ull << 40 | i);
+}
+
+static void stuck_refused(struct lender *of)
+{
+	uint64_t frame = 0;
+
+	CHECK(!merge_patiently(giver.control, giver.f, STUCK, &frame));
+	CHECK(merge_patiently(of->control, of->f, STUCK, &frame) == -EBUSY);
+}
+
+/* What cannot be taken of a cache is no room: who has too little without it owes. */
+void memcg_stuck(void)
+{
+	pid_t child;
+
+	disk = open("/dev/scratch", O_RDONLY);
+	CHECK(disk >= 0 && !path_write("/proc/sys/vm/drop_caches", "1"));
+	two_make();
+	within(TENANTS "a/", stuck_fill, &giver);
+	within(TENANTS "b/", stuck_fill, &keeper);
+	within(DAEMON, stuck_join, &keeper);
+	child = crowd_pipes();
+	within(TENANTS "a/", stuck_leave, &giver);
+	harvest_times(100);
+	printf("    of 16 MiB %ld KiB are charged, %ld of them frames\n", number(TENANTS "b/memory.current") >> 10,
+	       path_number(TENANTS "b/memory.stat", "shmem") >> 10);
+	within(DAEMON, stuck_refused, &keeper);
+	CHECK(waitpid(child, 0, WNOHANG) == 0 && !path_number(TENANTS "b/memory.events", "oom_kill"));
+	end(child);
+	close(disk);
 	two_end();
 }
 

@@ -39,5 +39,6 @@ void memcg_version(void);
 void memcg_cache(void);
 void memcg_debt(void);
 void memcg_turns(void);
+void memcg_stuck(void);
 
 #endif

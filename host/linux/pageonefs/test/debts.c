@@ -40,7 +40,7 @@ static void cache_within(const char *limit, long frames, long most)
 	CHECK(had > 21 << 20);
 	give_up();
 	/* What is free is less than what it comes to pay for. */
-	for (double until = now() + 120; path_number(TENANTS "b/memory.stat", "shmem") < frames && now() < until; usleep(10000))
+	for (double until = now() + 60; path_number(TENANTS "b/memory.stat", "shmem") < frames && now() < until; usleep(10000))
 		harvest_times(1);
 	for (double until = now() + 30; (is = number(TENANTS "b/memory.current")) > most && now() < until;)
 		usleep(10000);

@@ -204,17 +204,12 @@ pub(crate) fn ensure_fast(disks: &[Running], max: Duration) -> Result<(), DiskEr
 }
 
 impl Running {
-    /// The image that a snapshot of this name has. `again`: how many it has taken already.
+    /// The image that a snapshot of this name has. `again`: how many of the name were there.
     fn stored_name(&self, name: &str, again: usize) -> PathBuf {
-        let safe = file_name(name);
-        if self.raw {
-            // It is the same one each time, with other bytes.
-            let stem = self.image.file_stem().unwrap_or_default().to_string_lossy();
-            return self.image.with_file_name(format!("{stem}.{safe}.raw"));
-        }
+        let (named, end) = if self.raw { (self.image.as_path(), "raw") } else { (Path::new(&self.word), "qcow2") };
+        let stem = named.file_stem().unwrap_or_default().to_string_lossy();
         let again = if again == 0 { String::new() } else { format!("-{again}") };
-        let stem = Path::new(&self.word).file_stem().unwrap_or_default().to_string_lossy();
-        self.image.with_file_name(format!("{stem}.{safe}{again}.qcow2"))
+        self.image.with_file_name(format!("{stem}.{}{again}.{end}", file_name(name)))
     }
 
     /// A qcow2 image of a device, for tests.
@@ -231,8 +226,27 @@ impl Running {
         }
     }
 
-    /// Describes the image over it that [`Running::cover`] will make.
-    pub(crate) fn overlay(&self, name: &str, again: usize) -> Overlay {
+    /// Describes the image over it that [`Running::cover`] will make. Files that are there stay:
+    /// other snapshots have them, or they were left when one was cut short.
+    pub(crate) fn overlay(&self, name: &str) -> Overlay {
+        let is_new = |again: &usize| self.stored_name(name, *again).symlink_metadata().is_err();
+        self.overlay_of(name, (0..2 * MAX_IMAGES).find(is_new).unwrap_or_default())
+    }
+
+    /// The same, and says if the image does not get the snapshot's name.
+    pub(crate) fn first_overlay(&self, name: &str) -> Overlay {
+        let (overlay, first) = (self.overlay(name), self.stored_name(name, 0));
+        if overlay.stored() != first {
+            output::note!(
+                "{} stays: another snapshot has it, or it was left when one was cut short; this one has {}",
+                first.display(),
+                overlay.stored().display()
+            );
+        }
+        overlay
+    }
+
+    fn overlay_of(&self, name: &str, again: usize) -> Overlay {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
         let number = format!("{nanos:x}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -282,17 +296,15 @@ impl Overlay {
         self.names.as_ref().map_or(&self.image, |names| &names.stored)
     }
 
+    /// Whether it is the copy of this disk, which is raw.
+    pub(crate) fn is_copy_of(&self, disk: &Running) -> bool {
+        self.names.is_none() && self.disk == disk.handle.1
+    }
+
     /// QEMU's name for the image.
     #[cfg(test)]
     pub(crate) fn writes_by(&self) -> &str {
         &self.node
-    }
-
-    /// Refuses a name that another file has: it is another snapshot's.
-    pub(crate) fn ensure_new(&self) -> Result<(), DiskError> {
-        let there = [self.stored(), &self.image].into_iter().find(|name| name.symlink_metadata().is_ok());
-        let source = std::io::ErrorKind::AlreadyExists.into();
-        there.map_or(Ok(()), |image| Err(DiskError::Make { image: image.into(), source }))
     }
 
     /// What QEMU says of the disk that writes to the image, if one does.
@@ -365,9 +377,10 @@ impl Overlay {
         Ok(())
     }
 
-    /// Takes away the names by which QEMU knew the images below.
-    pub(crate) fn sweep(&self) {
-        self.names.iter().for_each(Names::sweep);
+    /// Takes away the names by which QEMU, process `pid`, knew the images below, and what was left
+    /// of snapshots that were cut short.
+    pub(crate) fn sweep(&self, pid: i32) {
+        self.names.iter().for_each(|names| names.sweep(pid));
     }
 
     /// The snapshot has the image below from now on. QEMU holds it by a second descriptor, which no

@@ -22,6 +22,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::qcow2;
+
 /// Bits of a mode: who may write.
 pub(crate) const WRITE: u32 = 0o222;
 
@@ -132,14 +134,15 @@ impl Names {
         }
     }
 
-    /// Takes away the links by which QEMU knew earlier images: it opens these no more.
-    pub(crate) fn sweep(&self) {
+    /// Takes away the links by which QEMU, process `pid`, knew earlier images: it opens these no
+    /// more. And images that it never opened, or wrote nothing to, when the host's power failed.
+    pub(crate) fn sweep(&self, pid: i32) {
         let prefix = prefix(&self.live);
         let all = self.live.parent().and_then(|directory| fs::read_dir(directory).ok());
         for entry in all.into_iter().flatten().flatten() {
             let path = entry.path();
             let ours = entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes());
-            if ours && is_link(&path) && path != self.fresh {
+            if ours && path != self.fresh && (is_link(&path) || is_left(&path, pid).unwrap_or(false)) {
                 let _ = fs::remove_file(path);
             }
         }
@@ -154,6 +157,12 @@ impl Names {
         }
         base.set_permissions(Permissions::from_mode(self.mode))
     }
+}
+
+/// Whether a hidden file has nothing that is nowhere else.
+fn is_left(path: &Path, pid: i32) -> io::Result<bool> {
+    let meta = fs::symlink_metadata(path)?;
+    Ok(meta.is_file() && (meta.nlink() > 1 || !is_written_by(pid, &meta)? && qcow2::is_empty(path)?))
 }
 
 /// Opens a file, and no other to which somebody's link leads.

@@ -36,6 +36,8 @@ const LARGEST: u64 = 1 << 56;
 pub(crate) const SECTOR: u64 = 512;
 /// Bytes of the largest cluster; the header lies in the first one.
 const LARGEST_CLUSTER: u64 = 2 << 20;
+/// Bytes of an L1 table that is looked at: that of a disk of a pebibyte.
+const LONGEST_TABLE: u64 = 16 << 20;
 /// Bytes of the name of a backing file, at most.
 const LONGEST: u32 = 1023;
 
@@ -58,6 +60,16 @@ pub fn disk_size(image: &Path) -> io::Result<u64> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not a qcow2 image"));
     }
     Ok(u64::from_be_bytes(header[24..32].try_into().unwrap_or_default()))
+}
+
+/// Whether nothing was ever written to a qcow2 image: its L1 table is one of zeros.
+pub(crate) fn is_empty(image: &Path) -> io::Result<bool> {
+    let (file, mut header) = (open(image)?, [0; 48]);
+    file.read_exact_at(&mut header, 0)?;
+    let number = |at: usize, len: usize| header[at..at + len].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    let mut table = vec![0; (number(36, 4) * 8).min(LONGEST_TABLE) as usize];
+    file.read_exact_at(&mut table, number(40, 8))?;
+    Ok(header[..4] == *MAGIC && number(36, 4) * 8 <= LONGEST_TABLE && table.iter().all(|byte| *byte == 0))
 }
 
 /// Makes an image that shows `backing`, a raw or qcow2 image named by an absolute path. It gets the

@@ -301,12 +301,10 @@ impl Guest {
     fn begin(&mut self, options: &Options<'_>, downtime: Option<u64>) -> Result<Task, SaveError> {
         disks::ensure_fast(&self.disks, options.ram.max_pause)?;
         let settings = self.settings()?;
-        let overlays: Vec<Overlay> = self.disks.iter().map(|disk| disk.overlay(&options.name, 0)).collect();
+        let overlays: Vec<Overlay> = self.disks.iter().map(|disk| disk.first_overlay(&options.name)).collect();
         let (socket, pid) = (self.socket.clone(), self.pid);
         let bandwidth = settings["max-bandwidth"].as_u64().unwrap_or(128 << 20);
         let ran = self.qmp.state()? == "running";
-        // Another snapshot's images of this name stay, whatever becomes of this one.
-        overlays.iter().try_for_each(Overlay::ensure_new)?;
         let task = Task { socket, pid, ran, bandwidth, overlays, downtime };
         task.watch(options.ram.guard, &self.qmp, &self.lock)?;
         Ok(task)
@@ -389,7 +387,7 @@ impl Guest {
             }
         }
         let last = overlays.len().saturating_sub(self.disks.len());
-        overlays[last..].iter().for_each(Overlay::sweep);
+        overlays[last..].iter().for_each(|overlay| overlay.sweep(self.pid));
     }
 }
 
@@ -458,9 +456,11 @@ impl Pausing<'_> {
         let account = self.guest.account()?;
         let Guest { qmp, description, lock, .. } = &mut *self.guest;
         let disks = disks::find(qmp, self.task.pid, &description.words, &description.directory)?;
-        let overlays: Vec<Overlay> = disks.iter().map(|disk| disk.overlay(&self.name, self.halts)).collect();
+        // The copy of a raw disk is the same one each time, with other bytes.
+        let copy = |disk: &Running| self.task.overlays.iter().find(|overlay| overlay.is_copy_of(disk)).cloned();
+        let overlay = |disk: &Running| copy(disk).unwrap_or_else(|| disk.overlay(&self.name));
+        let overlays: Vec<Overlay> = disks.iter().map(overlay).collect();
         let new = || disks.iter().zip(&overlays).filter(|(disk, _)| !disk.raw);
-        new().try_for_each(|(_, overlay)| overlay.ensure_new())?;
         self.task.overlays.extend(overlays.iter().cloned());
         self.task.watch(self.guard, qmp, lock)?;
         new().try_for_each(|(disk, overlay)| disk.make(overlay, &account))?;

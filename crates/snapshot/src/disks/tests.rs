@@ -52,11 +52,11 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     assert!(ensure_fast(&[raw], Duration::from_millis(100)).is_ok() && matches!(error, DiskError::Slow { .. }));
     let start = "copying the raw disks would take about 121 ms, in which the guest stands, for they lie in 14 pieces";
     assert!(error.to_string().starts_with(start) && error.to_string().contains("use --max-pause 242"), "{error}");
-    // The image over it: one of another snapshot is there, or there is no room for one.
+    // The image over it.
     let base = dir.path().join("base.qcow2");
     qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
     let own = Account::of(std::process::id()).unwrap();
-    let overlay = Running::of_device("d0", &base).overlay("one", 0);
+    let overlay = Running::of_device("d0", &base).overlay("one");
     // A file system without hard links.
     let link = || Running::of_device("d0", &base).make(&overlay, &own).unwrap_err();
     let error = kmem::testing::refusing(libc::SYS_linkat, None, libc::EPERM, link);
@@ -64,11 +64,12 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     assert!(error.to_string().contains("put it on a file system with hard links"), "{error}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing was changed");
     std::fs::write(dir.path().join("base.one.qcow2"), "another's").unwrap();
-    let there = overlay.ensure_new().unwrap_err();
+    // What is there stays.
+    let (named, own_name) = (|overlay: &Overlay| overlay.stored().file_name().unwrap().to_owned(), "base.one.qcow2");
+    let next = Running::of_device("d0", &base).first_overlay("one");
+    assert_eq!((named(&overlay), named(&next)), (own_name.into(), "base.one-1.qcow2".into()));
     let disk = Running { raw: true, ..Running::of_device("d0", Path::new("/nonexistent/disk")) };
-    let nowhere = disk.make(&disk.overlay("one", 0), &own).unwrap_err();
-    for error in [there, nowhere] {
-        assert!(matches!(error, DiskError::Make { .. }), "{error}");
-        assert!(error.to_string().starts_with("cannot make the image /"), "{error}");
-    }
+    let nowhere = disk.make(&disk.overlay("one"), &own).unwrap_err();
+    assert!(matches!(nowhere, DiskError::Make { .. }), "{nowhere}");
+    assert!(nowhere.to_string().starts_with("cannot make the image /"), "{nowhere}");
 }

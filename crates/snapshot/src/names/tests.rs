@@ -46,9 +46,25 @@ fn the_live_name_is_the_live_images_and_each_step_can_be_taken_again() {
     // An earlier snapshot's link is of no use any more, and other files are others'.
     for (name, goes) in [(".live.pageone-0", true), (".live.other", false), (".alive.pageone-0", false)] {
         symlink("live", dir.path().join(name)).unwrap();
-        names.sweep();
+        names.sweep(std::process::id() as i32);
         assert_eq!(is_link(&dir.path().join(name)), !goes, "{name}");
     }
+    // So is an image to which nothing was written; one that has something stays.
+    let left = dir.path().join(".live.pageone-2");
+    for (bytes, goes) in [(None, true), (Some("written"), false)] {
+        qcow2::create(&left, 1 << 30, None, 0o600).unwrap();
+        bytes.iter().for_each(|bytes| fs::write(&left, bytes).unwrap());
+        names.sweep(std::process::id() as i32);
+        assert_eq!(left.exists(), !goes);
+    }
+    let written = |image: &Path, at: u64| {
+        qcow2::create(image, 1 << 30, None, 0o600).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&File::options().write(true).open(image).unwrap(), &[1], at).unwrap();
+        qcow2::is_empty(image).unwrap()
+    };
+    assert!(
+        !written(&dir.path().join("in its table"), (3 << 16) + 8) && written(&dir.path().join("behind it"), 5 << 16)
+    );
     assert_eq!(shows(&names), settled);
     names.unsettle().unwrap();
     names.remove();

@@ -57,7 +57,7 @@ fn a_disk_has_its_name_before_its_guest_goes_on_and_the_base_has_it_while_qemu_o
     let live = dir.path().join("disk.qcow2");
     crate::qcow2::create(&live, 1 << 20, None, 0o600).unwrap();
     let disk = Running::of_device("d0", &live);
-    let overlay = disk.overlay("one", 0);
+    let overlay = disk.overlay("one");
     disk.make(&overlay, &Account::of(std::process::id()).unwrap()).unwrap();
     let (socket, overlays) = (dir.path().join("none"), vec![overlay.clone()]);
     let task = Task { socket, pid: 1, ran: true, bandwidth: 0, overlays, downtime: None };

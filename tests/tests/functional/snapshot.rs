@@ -6,10 +6,12 @@ mod clones;
 mod compressed;
 mod crashes;
 mod database;
+mod devices;
 mod disks;
 mod figures;
 mod full;
 mod goes_on;
+mod medium;
 mod merged;
 mod network;
 mod refused;
@@ -61,8 +63,13 @@ impl Place {
         Self::with_pool(false)
     }
 
+    /// Without the pool.
+    fn empty() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), daemon: Daemon::with(&["--merge-period", "0.5"]) }
+    }
+
     fn with_pool(encrypted: bool) -> Self {
-        let place = Self { dir: tempfile::tempdir().unwrap(), daemon: Daemon::with(&["--merge-period", "0.5"]) };
+        let place = Self::empty();
         let (capacity, key) = (place.path("capacity").display().to_string(), place.path("key"));
         let mut make = vec!["pool", "create", "store", "--capacity", &capacity];
         if encrypted {

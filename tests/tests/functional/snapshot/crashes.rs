@@ -16,8 +16,8 @@ use super::goes_on::{Random, Times, What, end_of};
 use super::*;
 
 // 0x500 number, 0x504 last disk, 0x508 whether it has written since the start, 0x600 request of the
-// BIOS, 0x800 sector, 0x10000 the pages. 20 reads sector 1, 21 reads or writes a sector, 30 tells a
-// number, 40 fills the pages, 50 is a number's place.
+// BIOS, which changes its count when it fails, 0x800 sector, 0x10000 the pages. 20 reads sector 1,
+// 21 reads or writes a sector, 30 tells a number, 40 fills the pages, 50 is a number's place.
 global_asm!(
     r#"
     .pushsection .rodata
@@ -34,7 +34,6 @@ global_asm!(
         mov sp, 0x7c00
         sti
         mov word ptr [0x600], 16
-        mov word ptr [0x602], 1
         mov word ptr [0x604], 0x800
         mov word ptr [0x606], 0
         mov dword ptr [0x60c], 0
@@ -114,6 +113,7 @@ global_asm!(
         mov ecx, 1
         mov ah, 0x42
     21: mov dword ptr [0x608], ecx
+        mov word ptr [0x602], 1
         mov si, 0x600
         mov al, 0
         pushad
@@ -192,14 +192,14 @@ fn last(log: &Path, letter: char) -> Option<u32> {
 
 /// A guest that tells what it has written.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(super) enum Kind {
     BootSector,
     Databases,
 }
 
 impl Kind {
     /// The words of its QEMU up to its disks. `None`: it cannot run here.
-    fn words(self, place: &Place) -> Option<Vec<String>> {
+    pub(super) fn words(self, place: &Place) -> Option<Vec<String>> {
         let Kind::BootSector = self else { return database::words(place) };
         std::fs::write(place.path("boot"), boot_sector()).unwrap();
         let words = "qemu-system-x86_64 -accel tcg,tb-size=16 -cpu qemu64,-cx16 -m 32 -display none -nodefaults \
@@ -210,17 +210,17 @@ impl Kind {
     }
 }
 
-struct Writer<'a> {
-    place: &'a Place,
+pub(super) struct Writer {
     /// Of its QEMU, up to its disks.
     words: Vec<String>,
-    machine: Machine,
+    pub(super) machine: Machine,
     disks: Vec<PathBuf>,
     starts: usize,
+    log: PathBuf,
 }
 
-impl<'a> Writer<'a> {
-    fn boot(place: &'a Place, base: Vec<String>, disks: Vec<PathBuf>, starts: usize) -> Self {
+impl Writer {
+    pub(super) fn boot(place: &Place, base: Vec<String>, disks: Vec<PathBuf>, starts: usize) -> Self {
         let monitor = place.path("source.qmp");
         let mut words = base.clone();
         for (at, disk) in disks.iter().enumerate() {
@@ -231,52 +231,63 @@ impl<'a> Writer<'a> {
                 format!("virtio-blk-pci,drive={name},bootindex={}", at + 2),
                 "-drive".into(),
             ]);
-            words.push(format!("file={file},if=none,id={name},format={format},cache=writethrough"));
+            // An error is the guest's: QEMU does not stop it.
+            let rest = "cache=writethrough,werror=report,rerror=report";
+            words.push(format!("file={file},if=none,id={name},format={format},{rest}"));
         }
         words.extend(Qmp::words(&monitor));
-        let out = std::fs::File::create(place.path(&format!("told-{starts}"))).unwrap();
+        let log = place.path(&format!("told-{starts}"));
+        let out = std::fs::File::create(&log).unwrap();
         let child = place.prepared(&words).stdin(Stdio::null()).stdout(out).process_group(0).spawn().unwrap();
-        let writer = Self { place, words: base, machine: Machine { child, monitor }, disks, starts };
-        eventually("the guest writes", Duration::from_secs(60), || last(&writer.log(), 'D'));
+        let writer = Self { words: base, machine: Machine { child, monitor }, disks, starts, log };
+        eventually("the guest writes", Duration::from_secs(60), || last(&writer.log, 'D'));
         let pid = writer.machine.pid();
         eventually("the daemon knows it", Duration::from_secs(20), || place.daemon.client(pid));
         writer
     }
 
-    fn log(&self) -> PathBuf {
-        self.place.path(&format!("told-{}", self.starts))
+    pub(super) fn told(&self) -> u32 {
+        last(&self.log, 'D').unwrap()
     }
 
-    fn told(&self) -> u32 {
-        last(&self.log(), 'D').unwrap()
+    pub(super) fn told_an_error(&self) -> bool {
+        last(&self.log, 'E').is_some()
     }
 
     /// Ends the guest without warning, and starts it again by its own words.
-    fn restart(mut self) -> Self {
-        let notes = self.place.daemon.dir.path().join("stopped");
+    pub(super) fn restart(&mut self, place: &Place) {
+        let notes = place.daemon.dir.path().join("stopped");
         eventually("all is put back", Duration::from_secs(60), || {
-            let _ = self.place.run(&["status"]);
+            let _ = place.run(&["status"]);
             std::fs::read_dir(&notes).map_or(true, |all| all.count() == 0).then_some(())
         });
-        runs(&self);
+        runs(self);
+        self.end();
+        self.start_again(place);
+    }
+
+    pub(super) fn end(&mut self) {
         self.machine.child.kill().unwrap();
         self.machine.child.wait().unwrap();
+    }
+
+    /// Starts a guest that has ended by its own words: its disks have what it told.
+    pub(super) fn start_again(&mut self, place: &Place) {
         let before = self.told();
-        let next = Self::boot(self.place, self.words.clone(), self.disks.clone(), self.starts + 1);
-        let (first, second) = (last(&next.log(), 'B').unwrap(), last(&next.log(), 'S').unwrap());
+        *self = Self::boot(place, self.words.clone(), self.disks.clone(), self.starts + 1);
+        let (first, second) = (last(&self.log, 'B').unwrap(), last(&self.log, 'S').unwrap());
         assert!(first >= before, "{before} was told, and the disk has {first}");
-        if next.disks.len() > 1 {
+        if self.disks.len() > 1 {
             assert!(second >= before && first - second < 2, "{before} was told, the disks have {first} and {second}");
         }
-        next
     }
 }
 
 /// What a snapshot may hold: the numbers told when it was begun and when it had ended.
-type Bounds = (u32, u32);
+pub(super) type Bounds = (u32, u32);
 
 /// Lets a clone of a snapshot go on, and looks at what it tells.
-fn look_at(place: &Place, name: &str, (from, to): Bounds) {
+pub(super) fn look_at(place: &Place, name: &str, (from, to): Bounds) {
     // The output of one alone is the command's.
     // What was imported is taken for what it says, as what was not.
     let clones = place.clones_with(name, name, 2, &["--trust"], &[]);
@@ -288,26 +299,28 @@ fn look_at(place: &Place, name: &str, (from, to): Bounds) {
     assert!((from..=to + 1).contains(&first), "snapshot {name} is of {from} to {to}, and goes on with {first}");
 }
 
-/// Ends what a command has started that was killed.
-fn end_all_in(files: &Path) {
-    let name = files.display().to_string();
+/// Kills all processes in whose words or environment a path is, and says how many they were.
+pub(super) fn end_all_in(path: &Path) -> usize {
+    let (name, mut count) = (path.display().to_string(), 0);
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        if let (true, Ok(pid)) =
-            (String::from_utf8_lossy(&words).contains(&name), entry.file_name().to_string_lossy().parse())
-        {
+        let has =
+            |file| String::from_utf8_lossy(&std::fs::read(entry.path().join(file)).unwrap_or_default()).contains(&name);
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+        if has("cmdline") || has("environ") {
             e2e::signal_process(pid, libc::SIGKILL);
+            count += 1;
         }
     }
+    count
 }
 
 /// `PAGEONE_CRASH_ROUNDS`, or a few.
-fn rounds() -> u64 {
+pub(super) fn rounds() -> u64 {
     std::env::var("PAGEONE_CRASH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(4)
 }
 
 /// Rounds with the same guest and pool: each snapshot makes the chain of images longer.
-const ROUNDS_OF_A_PLACE: u64 = 20;
+pub(super) const ROUNDS_OF_A_PLACE: u64 = 20;
 
 #[test]
 fn nothing_told_is_lost_and_each_snapshot_is_of_one_moment_whatever_happens_to_the_commands() {
@@ -359,38 +372,25 @@ fn crash(
     let from = writer.told();
     place.save(writer.machine.pid(), "first");
     known.insert("first".into(), (from, writer.told()));
-    let path = |name: &str| place.path(name).display().to_string();
     for round in 0..rounds {
         let names = place.names();
         let some = names[random.below(names.len() as u64) as usize].clone();
-        let (pid, new) = (writer.machine.pid().to_string(), format!("s{round}"));
-        let (files, tar) = (path(&format!("clones-x{round}")), path(&format!("{round}.tar")));
-        let disks = path(&format!("imported-{round}"));
-        let op = ["save", "save", "save", "save", "run", "prune", "repack", "export", "import", "restart"]
-            [random.below(10) as usize];
+        let new = format!("s{round}");
+        let op = ["save", "save", "save", "save", "run", "prune", "repack", "compress", "export", "import", "restart"]
+            [random.below(11) as usize];
         println!("round {round}: {op} ({some}), {} told", writer.told());
-        let from = writer.told();
-        let words: Vec<&str> = match op {
-            "save" => vec!["snapshot", "save", &pid, "--to", "store", "--name", &new],
-            "run" => vec!["snapshot", "run", "store", &some, "--trust", "--files", &files],
-            "prune" => vec!["snapshot", "prune", "store", "--keep-last", "4"],
-            "repack" if random.below(2) == 0 => vec!["pool", "repack", "store", "--compress"],
-            "repack" => vec!["pool", "repack", "store"],
-            "export" => vec!["snapshot", "export", "store", &some, "-o", &tar],
-            "import" => {
-                place.ok(&["snapshot", "export", "store", &some, "-o", &tar]);
-                vec!["snapshot", "import", "store", &tar, "--name", &new, "--disks", &disks]
-            }
-            _ => {
-                writer = writer.restart();
-                *counts.entry(op).or_default() += 1;
-                continue;
-            }
-        };
-        let what = disturbed(&place, &words, random, times, &writer);
         *counts.entry(op).or_default() += 1;
+        if op == "restart" {
+            writer.restart(&place);
+            continue;
+        }
+        let from = writer.told();
+        let words =
+            words_of(op, &place, writer.machine.pid(), (&some, &new), &place.path(&format!("imported-{round}")));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let what = disturbed(&place, &words, random, times, &writer);
         if op == "run" {
-            end_all_in(Path::new(&files));
+            end_all_in(&place.path("run"));
         }
         let bounds = if op == "import" { known[&some] } else { (from, writer.told()) };
         if matches!(op, "save" | "import") {
@@ -408,13 +408,34 @@ fn crash(
     for name in place.names() {
         look_at(&place, &name, known[&name]);
     }
-    writer.restart();
+    writer.restart(&place);
     Some(())
+}
+
+/// The words of a command with a snapshot that is there, and the name of one that is to be.
+/// `images`: where those of an imported one are to lie.
+pub(super) fn words_of(op: &str, place: &Place, pid: i32, (some, new): (&str, &str), images: &Path) -> Vec<String> {
+    let path = |name: &str| place.path(name).display().to_string();
+    let (pid, tar, files, images) = (pid.to_string(), path("tar"), path("run"), images.display().to_string());
+    if op == "import" {
+        place.ok(&["snapshot", "export", "store", some, "-o", &tar, "--force"]);
+    }
+    let words = match op {
+        "save" => vec!["snapshot", "save", &pid, "--to", "store", "--name", new],
+        "checkpoint" => vec!["checkpoint", &pid, "--to", "store", "--name", new],
+        "run" => vec!["snapshot", "run", "store", some, "--trust", "--files", &files],
+        "prune" => vec!["snapshot", "prune", "store", "--keep-last", "4"],
+        "repack" => vec!["pool", "repack", "store"],
+        "compress" => vec!["pool", "repack", "store", "--compress"],
+        "export" => vec!["snapshot", "export", "store", some, "-o", &tar, "--force"],
+        _ => vec!["snapshot", "import", "store", &tar, "--name", new, "--disks", &images],
+    };
+    words.into_iter().map(String::from).collect()
 }
 
 /// Runs a command, to which something happens at a random moment, or some of whose system calls
 /// fail. Then the guest runs.
-fn disturbed(place: &Place, words: &[&str], random: &mut Random, times: &mut Times, writer: &Writer<'_>) -> String {
+fn disturbed(place: &Place, words: &[&str], random: &mut Random, times: &mut Times, writer: &Writer) -> String {
     let kind = random.below(What::ALL.len() as u64 + 3) as usize;
     let Some(what) = What::ALL.get(kind) else {
         let call =
@@ -443,7 +464,7 @@ fn disturbed(place: &Place, words: &[&str], random: &mut Random, times: &mut Tim
     format!("{what:?}")
 }
 
-fn runs(writer: &Writer<'_>) {
+pub(super) fn runs(writer: &Writer) {
     let mut qmp = writer.machine.qmp();
     eventually("the guest runs", Duration::from_secs(30), || (status(&mut qmp) == "running").then_some(()));
 }

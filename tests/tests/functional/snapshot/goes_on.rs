@@ -152,6 +152,11 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
+    /// Others, which these numbers begin.
+    pub(super) fn other(&mut self) -> Self {
+        Self(self.below(u64::MAX) | 1)
+    }
+
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) names: HashSet<String>,
     /// Whether one of them was given up.
     pub(super) left_over: bool,
+    /// Whether mblocks were kept that nobody needs, perhaps.
+    unswept: bool,
     /// Data mblocks with a warning.
     damaged: HashSet<u64>,
     /// Whether there was a warning of the index.
@@ -68,7 +70,18 @@ impl Store {
         let pages = Here::new(Pages::new(&catalog.view.pool, Holds::Soon));
         let (catalog, keep) = (Here::new(catalog), None);
         let (unrecorded, lost, names, damaged) = Default::default();
-        let state = State { catalog, pages, keep, unrecorded, lost, names, left_over: false, damaged, flawed: false };
+        let state = State {
+            catalog,
+            pages,
+            keep,
+            unrecorded,
+            lost,
+            names,
+            left_over: false,
+            unswept: false,
+            damaged,
+            flawed: false,
+        };
         Self { state: Mutex::new(state), landed: Condvar::new() }
     }
 
@@ -79,7 +92,9 @@ impl Store {
 
     /// The catalogue, when nothing is stored any more.
     pub fn into_catalog(self) -> Catalog {
-        self.state.into_inner().catalog.into_inner()
+        let mut state = self.state.into_inner();
+        state.sweep_later();
+        std::mem::replace(&mut state.catalog, Here(None)).into_inner()
     }
 
     /// Finds a page, or adds it. `differs`: a place on the medium where it is not. The lock is
@@ -299,11 +314,23 @@ impl State {
     pub(super) fn leave(&mut self, name: &str) {
         self.names.remove(name);
         // What others have removed meanwhile is kept no longer.
-        let took_turns = self.names.is_empty() && self.keep.take().is_some();
-        if self.catalog.if_here().is_none() {
-            return;
+        self.unswept |= self.names.is_empty() && self.keep.take().is_some();
+        if self.names.is_empty() && std::mem::take(&mut self.left_over) {
+            self.sweep();
         }
-        if self.names.is_empty() && (std::mem::take(&mut self.left_over) || took_turns) {
+    }
+
+    /// Removes what others have left in their turns. Not before the caller has done what is urgent
+    /// after a checkpoint: with many data mblocks it takes long.
+    fn sweep_later(&mut self) {
+        if std::mem::take(&mut self.unswept) {
+            self.sweep();
+        }
+    }
+
+    fn sweep(&mut self) {
+        if self.catalog.if_here().is_some() {
+            self.unswept = false;
             self.pages.give_up();
             self.lost.clear();
             // It names what will be gone.
@@ -313,6 +340,12 @@ impl State {
             let there = &self.catalog.view.data;
             self.unrecorded.retain(|(id, _)| there.contains_key(id));
         }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.sweep_later();
     }
 }
 

@@ -13,7 +13,7 @@
 
 use std::time::{Duration, Instant};
 
-use mpool::Kept;
+use mpool::{Kept, Pool};
 
 use super::classes::Holds;
 use super::here::{Others, Turns};
@@ -62,7 +62,12 @@ impl<'a> Writer<'a> {
         store.flush(&mut state)?;
         let State { catalog, pages, keep, .. } = &mut *state;
         let (limits, uuid) = (catalog.limits, catalog.pool.props().uuid);
-        let before = std::mem::take(&mut catalog.view.data);
+        // What a pool has lost before is no sign of others.
+        let is_there = |pool: &Pool, id: u64| pool.mblock(id).is_ok();
+        let mut before = std::mem::take(&mut catalog.view.data);
+        before.retain(|id, _| is_there(&catalog.pool, *id));
+        let leaves = self.base.named().map(|(_, leaf)| leaf.mblock);
+        let leaves: Vec<u64> = leaves.filter(|id| is_there(&catalog.pool, *id)).collect();
         let damaged = std::mem::take(&mut self.compared.damaged);
         (catalog.0, pages.0, self.compared.0) = (None, None, None);
         let closing = start.elapsed();
@@ -77,9 +82,8 @@ impl<'a> Writer<'a> {
             return Err(StoreError::Taken(self.name.clone()));
         }
         let same = |id: &u64, pages| new.view.data.get(id).is_some_and(|data| data.pages == pages);
-        let data = before.iter().all(|(id, data)| same(id, data.pages) && pool.mblock(*id).is_ok());
-        let leaves = self.base.named().all(|(_, leaf)| pool.mblock(leaf.mblock).is_ok());
-        if !data || !leaves || !keep.as_ref().is_some_and(Kept::holds) {
+        let data = before.iter().all(|(id, data)| same(id, data.pages) && is_there(&pool, *id));
+        if !data || !leaves.iter().all(|id| is_there(&pool, *id)) || !keep.as_ref().is_some_and(Kept::holds) {
             return Err(StoreError::Removed);
         }
         new.index = Some(new.open_index()?);

@@ -171,6 +171,42 @@ fn what_others_did_meanwhile_is_an_error_that_leaves_nothing() {
 }
 
 #[test]
+fn what_a_pool_has_lost_before_is_no_sign_of_others() {
+    let memory = base();
+    let pool = open(&memory).unwrap();
+    let id = *Catalog::open(&pool).unwrap().data.keys().next().unwrap();
+    pool.mblock_delete(&[id]).unwrap();
+    let store = Store::new(Catalog::open(&pool).unwrap());
+    drop(pool);
+    let mut writer = store.begin("slow").unwrap();
+    writer.set_pages(3);
+    put(&mut writer, 0, &pages_of(&[40, 41, 42]).concat()).unwrap();
+    writer.give_way(&Do(|| open(&memory))).unwrap();
+    writer.commit("test".into(), vec![(0, 3 * BLOCK as u64)]).unwrap();
+}
+
+#[test]
+fn what_others_have_removed_is_swept_when_all_else_is_done() {
+    let memory = base();
+    let store = Store::new(Catalog::open(&open(&memory).unwrap()).unwrap());
+    let mut writer = store.begin("slow").unwrap();
+    writer.set_pages(3);
+    put(&mut writer, 0, &pages_of(&[40, 41, 42]).concat()).unwrap();
+    let meanwhile = || {
+        Catalog::open(&open(&memory).unwrap()).unwrap().remove("early").unwrap();
+        open(&memory)
+    };
+    writer.give_way(&Do(meanwhile)).unwrap();
+    let there = || store.view().pool().mblocks().len();
+    writer.commit("test".into(), vec![(0, 3 * BLOCK as u64)]).unwrap();
+    let committed = there();
+    drop(store);
+    let pool = open(&memory).unwrap();
+    assert!(is_swept(&Catalog::open(&pool).unwrap()));
+    assert!(pool.mblocks().len() < committed, "whoever stores has something to do first");
+}
+
+#[test]
 fn nothing_is_written_to_another_pool_in_the_place_of_the_one_that_was_closed() {
     let (memory, other) = (base(), Memory::default());
     drop(Pool::create_on(Arc::new(other.clone()), Path::new("/pool"), "other").unwrap());

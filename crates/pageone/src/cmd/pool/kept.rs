@@ -183,8 +183,9 @@ impl How<'_> {
                     ControlFlow::Continue(())
                 }
             };
-            let more = all.turn(&mut Catalog::open(&pool)?, each)?;
+            // What it moved would take space, and free none.
             *kept = keepers(&pool);
+            let more = kept.is_empty() && all.turn(&mut Catalog::open(&pool)?, each)?;
             if !more {
                 return Ok(());
             }

@@ -68,11 +68,15 @@ impl Names {
         own: impl FnOnce(Pool) -> Result<T>,
         served: impl Fn(&Path) -> Result<Option<T>, ServeError>,
     ) -> Result<T> {
-        let (mut found, mut read, mut until) = (self.find(name)?, None, PATIENCE);
+        let (mut found, mut read, mut until, mut said) = (self.find(name)?, None, PATIENCE, false);
         let path = found.path.clone();
         let opened = found.open_behind(Access::Shared, Comes::New, |waited, busy| {
-            if works(&path) {
+            let works = works(&path);
+            if works {
                 until = waited + PATIENCE;
+            }
+            if works && waited > PATIENCE && !std::mem::replace(&mut said, true) {
+                used_by(name, &busy).iter().for_each(|used| output::note!("{used}: {GIVES}"));
             }
             match served(&path) {
                 // The other program begins or ends just now, or lets others have the pool.

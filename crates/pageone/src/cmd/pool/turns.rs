@@ -64,7 +64,8 @@ impl<'a> Turns<'a> {
                 break Vec::new();
             }
             if begin.elapsed() > OFFER {
-                break waiting;
+                // Whoever came between has it: they could not.
+                break if holders(&self.found.path).is_empty() { waiting } else { Vec::new() };
             }
         };
     }

@@ -82,13 +82,20 @@ pub(crate) fn left(directory: &Path) -> Vec<Left> {
 fn look(path: PathBuf) -> Option<Left> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(&path, flags, Mode::empty()).ok()?);
+    read(File::from(rustix::fs::open(&path, flags, Mode::empty()).ok()?), path)
+}
+
+fn read(file: File, path: PathBuf) -> Option<Left> {
     let meta = file.metadata().ok()?;
     if !meta.is_file() || meta.uid() != rustix::process::geteuid().as_raw() {
         return None;
     }
     if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         continue_guard(&path);
+        return None;
+    }
+    // Whoever had the lock may have put all back, and removed it.
+    if file.metadata().ok()?.nlink() == 0 {
         return None;
     }
     let mark = Mark { file, path };
@@ -126,3 +133,22 @@ fn continue_guard(path: &Path) {
 
 /// Descriptors that a task needs beside its process.
 pub type Hold<'a> = &'a dyn Fn(&Value) -> io::Result<Vec<OwnedFd>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_that_its_guard_has_removed_meanwhile_says_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let this = std::process::id() as i32;
+        let mark = Mark::make(dir.path(), this).unwrap();
+        mark.add(this, &Stopped::Signal).unwrap();
+        let open = || File::options().read(true).write(true).open(&mark.path).unwrap();
+        let (one, other) = (open(), open());
+        rustix::fs::flock(&mark.file, FlockOperation::Unlock).unwrap();
+        assert!(read(one, mark.path.clone()).is_some());
+        mark.remove();
+        assert!(read(other, mark.path).is_none());
+    }
+}

@@ -28,6 +28,7 @@ use output::FileError;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::clone::CloneError;
 use crate::record::Description;
 
 pub use export::{Exported, export};
@@ -72,6 +73,9 @@ pub enum ArchiveError {
     Memory(#[from] ReadError),
     #[error("cannot copy the image {}", image.display())]
     Image { image: PathBuf, source: io::Error },
+    /// What was copied may be something else.
+    #[error(transparent)]
+    Changed(#[from] CloneError),
     #[error("cannot write or read the archive")]
     Stream(#[from] io::Error),
     #[error("this is no archive of `pageone snapshot export` that this version understands: {0}")]
@@ -83,7 +87,8 @@ pub enum ArchiveError {
     #[error("this snapshot has {0} disks: name a directory for their images with --disks DIR")]
     NoPlace(usize),
     #[error(
-        "the guest has {gib} GiB of RAM, more than {times} times what this host has left: use a larger host, or take the              archive for damaged"
+        "the guest has {gib} GiB of RAM, more than {times} times what this host has left: use a larger host, or take the \
+             archive for damaged"
     )]
     Ram { gib: u64, times: u64 },
     #[error("{needed} MiB are needed in {}, and {free} MiB are free: free some, or name another place", directory.display())]

@@ -82,8 +82,8 @@ pub enum DiskError {
     Qmp(#[from] MonitorError),
 }
 
-/// Images of a disk, at most. QEMU has a descriptor for each, of 1,024 by default, and describes it
-/// within the one above.
+/// Images of a disk, at most. QEMU has a descriptor for each, of 1,024 by default, and its answer
+/// describes each image inside the description of the one above.
 const MAX_IMAGES: usize = 500;
 
 /// A disk of a running guest.

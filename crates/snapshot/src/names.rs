@@ -142,9 +142,27 @@ impl Names {
         for entry in all.into_iter().flatten().flatten() {
             let path = entry.path();
             let ours = entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes());
-            if ours && path != self.fresh && (is_link(&path) || is_left(&path, pid).unwrap_or(false)) {
+            if !ours || path == self.fresh {
+                continue;
+            }
+            if is_link(&path) {
+                let _ = fs::remove_file(path);
+            } else if is_left(&path, pid).unwrap_or(false) {
+                self.remove_second_name(&path);
                 let _ = fs::remove_file(path);
             }
+        }
+    }
+
+    /// Takes away the name that the base was to have below this image.
+    fn remove_second_name(&self, image: &Path) {
+        if let Ok(Some(below)) = qcow2::backing(image)
+            && let Some(second) = below.image.file_name().map(|name| self.live.with_file_name(name))
+            && second != self.stored
+            && second != self.live
+            && file(&second) == self.base
+        {
+            let _ = fs::remove_file(second);
         }
     }
 

@@ -11,6 +11,7 @@ use tar::{Builder, Header};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{About, ArchiveError, FORMAT, Summed, file_name, image_error};
+use crate::clone::check_image;
 use crate::record::{Disk, Record};
 
 /// A checkpoint with its record, to be exported.
@@ -32,9 +33,13 @@ pub struct Exported<'a> {
 /// Writes a snapshot as an archive.
 ///
 /// # Errors
-/// If memory or images cannot be read, or the stream cannot be written.
+/// If memory or images cannot be read or are not what was stored, or the stream cannot be written.
+/// Then the archive lacks its sum.
 pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Result<(), ArchiveError> {
     let description = &what.record.description;
+    // Before, so that nothing is written in vain, and after that: what was copied is what was stored.
+    let check = || description.disks.iter().try_for_each(|disk| check_image(disk).map(drop));
+    check()?;
     let chains: Vec<Vec<PathBuf>> = description.disks.iter().map(chain).collect::<Result<_, ArchiveError>>()?;
     let about = About {
         format: FORMAT,
@@ -70,6 +75,7 @@ pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Resu
             out.put(&file_name(disk, number), len, file.take(len)).map_err(image_error(image))?;
         }
     }
+    check()?;
     let sum = format!("{:032x}", out.sum.digest128());
     out.put("xxh3", sum.len() as u64, sum.as_bytes())?;
     out.tar.into_inner()?.flush()?;

@@ -1,6 +1,6 @@
 //! Snapshots as archives, also of somebody who lies.
 
-use std::io::Cursor;
+use std::io::{Cursor, Write};
 use std::sync::Arc;
 
 use checkpoint::test::Memory;
@@ -11,7 +11,7 @@ use output::{Progress, Shown};
 use super::export::chain;
 use super::*;
 use crate::qcow2;
-use crate::record::{Disk, Record};
+use crate::record::{Disk, Layer, Record};
 
 /// A guest can write anything into a raw disk, also the header of an image above a file of the
 /// host's.
@@ -42,10 +42,17 @@ fn record(disks: Vec<Disk>) -> Record {
 
 /// The archive of a snapshot of four pages, with an image over another one.
 fn archive(directory: &Path) -> Vec<u8> {
+    let mut out = Vec::new();
+    archive_to(directory, &mut out).unwrap();
+    out
+}
+
+fn archive_to(directory: &Path, out: impl Write) -> Result<(), ArchiveError> {
     let (base, over) = (directory.join("base"), directory.join("over"));
     qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
     qcow2::create_over(&over, &base, false).unwrap();
-    let record = record(vec![Disk { word: "over".into(), image: over, ..Disk::default() }]);
+    let layers = vec![Layer::of(&base).unwrap()];
+    let record = record(vec![Disk { word: "over".into(), image: over, layers, ..Disk::default() }]);
     let pool = Pool::create(&directory.join("from"), "from").unwrap();
     let store = Store::new(Catalog::open(&pool).unwrap());
     let mut writer = store.begin("one").unwrap();
@@ -58,10 +65,35 @@ fn archive(directory: &Path) -> Vec<u8> {
     writer.commit("q 1".into(), regions.clone()).unwrap();
     let view = store.view();
     let image = view.image(view.find("one").unwrap()).unwrap();
-    let mut out = Vec::new();
     let what = Exported { name: "one", created: 1, source: "q 1", regions: &regions, record: &record, image: &image };
-    export(&what, &mut out, &Progress::new(Shown::Never)).unwrap();
-    out
+    export(&what, out, &Progress::new(Shown::Never))
+}
+
+/// While it is written, somebody writes to an image.
+struct Meanwhile<'a>(Vec<u8>, &'a Path);
+
+impl Write for Meanwhile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.is_empty() {
+            std::fs::OpenOptions::new().append(true).open(self.1)?.write_all(b"other")?;
+        }
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn an_archive_of_an_image_that_changes_meanwhile_is_not_whole() {
+    let (from, to) = (tempfile::tempdir().unwrap(), Place::new());
+    let base = from.path().join("base");
+    let mut out = Meanwhile(Vec::new(), &base);
+    let error = archive_to(from.path(), &mut out).unwrap_err().to_string();
+    assert!(error.contains("base"), "{error}");
+    // Who reads it from a pipe does not see how the command ended.
+    assert!(to.refuses(&out.0[..]).contains("damaged"));
 }
 
 /// Reads an archive with a pool and `disks` in this directory, and stores it.

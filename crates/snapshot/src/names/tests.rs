@@ -101,3 +101,37 @@ fn a_step_that_was_cut_short_is_finished_by_the_next_one() {
     names.remove();
     assert_eq!(fs::read_to_string(&names.stored).unwrap(), "base");
 }
+
+/// Who saved, guarded and wrote is killed at once, as by a power failure, and no note is left.
+#[test]
+fn the_name_that_a_base_got_in_vain_goes_and_no_other_one() {
+    let (dir, this) = (tempfile::tempdir().unwrap(), std::process::id() as i32);
+    let path = |name: &str| dir.path().join(name);
+    let live = path("disk.qcow2");
+    qcow2::create(&live, 1 << 20, None, 0o600).unwrap();
+    let make = |name: &str| {
+        let names = Names::new(&live, path(name), name);
+        names.make().unwrap();
+        qcow2::create_over(&names.fresh, &names.stored, false).unwrap();
+        names
+    };
+    let all = || {
+        let all = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut all: Vec<String> = all.filter(|name| !name.starts_with('.')).collect();
+        all.sort();
+        all
+    };
+    make("cut-off");
+    let written = make("written");
+    let image = File::options().write(true).open(&written.fresh).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&image, &[1], 3 << 16).unwrap();
+    fs::hard_link(&live, path("a-users")).unwrap();
+    // Whoever makes such a file can have no other one removed.
+    fs::write(path("others"), "others").unwrap();
+    qcow2::create(&path(".disk.qcow2.pageone-x"), 1 << 20, Some((&path("others"), true)), 0o600).unwrap();
+    let next = make("next");
+    next.settle().unwrap();
+    next.sweep(this);
+    assert_eq!(all(), ["a-users", "disk.qcow2", "next", "others", "written"]);
+    assert!(written.fresh.exists() && !path(".disk.qcow2.pageone-x").exists());
+}

@@ -75,17 +75,19 @@ pub(super) fn run(args: &Args) -> Result<()> {
             if keeps.contains(&at) { stay.push(name) } else { removed.push(name) }
         }
     }
+    let mut failed = None;
     if !args.dry_run {
-        for name in &removed {
-            catalog.remove(name)?;
-        }
+        let done = removed.iter().take_while(|name| catalog.remove(name).map_err(|error| failed = Some(error)).is_ok());
+        removed.truncate(done.count());
     }
     let keepers = if removed.is_empty() || args.dry_run { Vec::new() } else { keepers(&pool) };
     kept(&keepers).iter().for_each(|kept| output::note!("{kept}"));
     let value = json!({ "kept": stay, "removed": removed, "dry_run": args.dry_run, "kept_by": keepers });
     args.json.line(&value, || {
-        let word = if args.dry_run { "would remove" } else { "removed" };
+        let (word, all) = if args.dry_run { ("would remove", "would be removed") } else { ("removed", "removed") };
         let each: String = removed.iter().map(|name| format!("{word} {name}\n")).collect();
-        format!("{each}{} kept, {} {word}", stay.len(), removed.len())
-    })
+        format!("{each}{} kept, {} {all}", stay.len(), removed.len())
+    })?;
+    // What was removed before is said.
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }

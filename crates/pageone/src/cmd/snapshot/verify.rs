@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
     /// Read the memory and look for the disks' images; start nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["seconds", "files", "user", "trust", "extra"])]
     read_only: bool,
     /// Directory for the guest's own files [default: `clones` beside the directory of the
     /// pools' names]

@@ -67,14 +67,14 @@ fn make_own(dir: &Path) -> Result<()> {
     created.with_context(|| format!("cannot create {}", dir.display()))
 }
 
-/// Opens a log in a directory of this user, to append to; makes both where they are missing.
+/// Opens a file in a directory of this user, to append to; makes both where they are missing.
 /// Nothing that another user has put there is followed or written to, at whatever moment.
 ///
 /// # Errors
 ///
 /// When the directory or the file belongs to another user, or can be written by one; when the file
 /// is a link.
-pub(crate) fn open_log(dir: &Path, name: &str) -> Result<std::fs::File> {
+pub(crate) fn open_own(dir: &Path, name: &str) -> Result<std::fs::File> {
     use rustix::fs::{Mode, OFlags};
     use std::os::unix::fs::MetadataExt;
     let path = dir.join(name);
@@ -185,13 +185,13 @@ mod tests {
     fn a_log_is_only_written_where_nobody_else_can_have_put_it() {
         let dir = tempfile::tempdir().unwrap();
         let own = dir.path().join("own");
-        let file = open_log(&own, "log").unwrap();
+        let file = open_own(&own, "log").unwrap();
         assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
-        assert!(open_log(&own, "log").is_ok(), "again");
+        assert!(open_own(&own, "log").is_ok(), "again");
         let target = dir.path().join("target");
         std::fs::write(&target, "").unwrap();
         symlink(&target, own.join("link")).unwrap();
-        let error = |dir: &Path, name: &str| format!("{:#}", open_log(dir, name).unwrap_err());
+        let error = |dir: &Path, name: &str| format!("{:#}", open_own(dir, name).unwrap_err());
         assert!(error(&own, "link").starts_with("cannot write "), "a link to a file");
         std::fs::hard_link(&target, own.join("second")).unwrap();
         assert!(error(&own, "second").contains("is not safe to write: it must be a file of yours"), "a second name");

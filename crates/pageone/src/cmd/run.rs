@@ -235,7 +235,7 @@ pub(crate) fn running(directories: &[PathBuf], believed: fn(u32) -> bool) -> Opt
 /// Starts a daemon for this user, which ends when it has had no client for a minute.
 fn start_daemon(directory: &Path) -> Result<()> {
     let log = directory.join("daemon.log");
-    let out = paths::open_log(directory, "daemon.log")?;
+    let out = paths::open_own(directory, "daemon.log")?;
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut daemon = Command::new(program);
     daemon.arg("--dir").arg(directory).args(["daemon", "--exit-when-idle", "60"]);

@@ -6,6 +6,7 @@ mod prune;
 pub(crate) mod recycling;
 mod save;
 mod serve;
+mod twins;
 mod verify;
 
 use std::path::PathBuf;

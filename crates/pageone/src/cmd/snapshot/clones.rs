@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use checkpoint::{Catalog, Checkpoint, Image, ReadError};
 use kmem::ksm::{self, Ksm};
 use kmem::procfs;
@@ -22,11 +22,12 @@ use snapshot::NoAgent;
 use snapshot::clone::{Add, Clone, Links, Options, Own, Ram, Template, start};
 use snapshot::memory::segments::Segments;
 use snapshot::memory::{self, MemoryError, Server};
-use snapshot::record::{Description, Record};
+use snapshot::record::Record;
 use snapshot::rights::{Asked, Rights};
 use wire::HugePages;
 
 use super::Which;
+use super::twins::Twins;
 use crate::account::account;
 use crate::cmd::{Json, run};
 use crate::exit::{Code, Coded};
@@ -122,18 +123,21 @@ impl AskedRights {
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let leased = Leased::of(&args.snapshot)?;
     let rights = &leased.rights(&args.rights)?;
+    let twins = Twins::of(&leased.label)?;
     if !args.same_random {
-        refuse_twins(&leased.record.description, args.count)?;
+        twins.refuse(&leased.record.description, args.count)?;
     }
     let Leased { record, lease, label, pool, .. } = leased;
     if args.ksm {
         give_to_ksm()?;
     }
+    let environment = || run::agent(args.merging.domain.as_deref(), HugePages::default(), dir, run::Start::IfNone);
+    let environment = args.merging.merge.then(environment).transpose().context("the guests cannot be merged")?;
+    // From here on, what is started ends with the clones.
+    let _twins = twins.hold()?;
     // It is loaded while the page server starts.
     let template = (args.count > 1 && !args.merging.merge).then(|| template(&record, rights));
     let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);
-    let environment = || run::agent(args.merging.domain.as_deref(), HugePages::default(), dir, run::Start::IfNone);
-    let environment = args.merging.merge.then(environment).transpose().context("the guests cannot be merged")?;
     let files = directory(args.files.as_deref(), &args.snapshot)?;
     let working_set = files.join(format!(".working-set-{}", label.replace('/', "-")));
     // Held until all guests have ended: their disks may need what the snapshot keeps.
@@ -182,21 +186,6 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
         None => Ok(()),
     }
-}
-
-/// Refuses guests that would make the same random numbers.
-fn refuse_twins(description: &Description, count: u32) -> Result<()> {
-    let twin = match &description.source {
-        _ if description.reseeds => return Ok(()),
-        _ if count > 1 => format!("these {count} guests"),
-        Some(source) if source.runs() => format!("this guest and the one that was stored (process {})", source.pid),
-        _ => return Ok(()),
-    };
-    bail!(
-        "{twin} could make the same random numbers, and so the same keys: that their kernel makes new ones in a clone is known \
-         only of guests with the device vmgenid whose qemu-guest-agent found its driver at `snapshot save`. --same-random \
-         starts them all the same"
-    )
 }
 
 /// Starts a clone for each directory. Gives those that run, and why the others do not.
@@ -462,19 +451,6 @@ fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch, source: &mut
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn guests_that_may_make_the_same_random_numbers_are_not_started_unasked() {
-        let source = snapshot::record::Source::of(std::process::id()).unwrap();
-        let of_this = Description { source: Some(source.clone()), ..Description::default() };
-        let refused = |description: &Description, count| refuse_twins(description, count).map_err(|e| e.to_string());
-        assert!(refused(&of_this, 2).unwrap_err().starts_with("these 2 guests could make the same random numbers"));
-        assert!(refused(&of_this, 1).unwrap_err().contains("(process "), "the source runs");
-        assert!(refused(&Description { reseeds: true, ..of_this.clone() }, 9).is_ok());
-        let ended = snapshot::record::Source { started: 0, ..source };
-        assert!(refused(&Description { source: Some(ended), ..of_this }, 1).is_ok());
-        assert!(refused(&Description::default(), 1).is_ok());
-    }
 
     #[test]
     fn the_files_of_an_earlier_clone_are_not_a_new_ones() {

@@ -1,0 +1,94 @@
+//! Clones of one snapshot, which may make the same random numbers, are not started unasked.
+//!
+//! A command that starts clones locks a file of the snapshot's, shared, in the directory of this
+//! user's sockets. Its guests inherit the descriptor: the lock ends with the last of them, whatever
+//! becomes of the command. Another user's clones are not known.
+
+use std::fs::File;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
+use snapshot::record::Description;
+
+use crate::paths;
+
+/// The file that is locked as long as a clone of a snapshot lives.
+pub(super) struct Twins(File);
+
+impl Twins {
+    /// `label`: see [`checkpoint::Catalog::label`].
+    pub(super) fn of(label: &str) -> Result<Self> {
+        Ok(Self(paths::open_own(&paths::own_directory().join("clones"), &label.replace('/', "-"))?))
+    }
+
+    /// Refuses guests that would make the same random numbers: `count` of them, one beside the guest
+    /// that was stored, or one beside those of another command.
+    pub(super) fn refuse(&self, description: &Description, count: u32) -> Result<()> {
+        if description.reseeds {
+            return Ok(());
+        }
+        let twin = match &description.source {
+            _ if count > 1 => format!("these {count} guests"),
+            Some(source) if source.runs() => format!("this guest and the one that was stored (process {})", source.pid),
+            // Of two commands at the same moment one gets it.
+            _ if flock(&self.0, FlockOperation::NonBlockingLockExclusive).is_err() => {
+                "this guest and another clone of the snapshot, which runs,".into()
+            }
+            _ => return Ok(()),
+        };
+        bail!(
+            "{twin} could make the same random numbers, and so the same keys: that their kernel makes new ones in a clone is known \
+             only of guests with the device vmgenid whose qemu-guest-agent found its driver at `snapshot save`. --same-random \
+             starts them all the same"
+        )
+    }
+
+    /// Leaves the lock to all processes that are started from now on.
+    pub(super) fn hold(self) -> Result<Self> {
+        let held = flock(&self.0, FlockOperation::NonBlockingLockShared);
+        held.context("another command starts clones of this snapshot just now: try again")?;
+        fcntl_setfd(&self.0, FdFlags::empty())?;
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(path: &std::path::Path) -> Twins {
+        Twins(File::options().create(true).append(true).open(path).unwrap())
+    }
+
+    #[test]
+    fn guests_that_may_make_the_same_random_numbers_are_not_started_unasked() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        let source = snapshot::record::Source::of(std::process::id()).unwrap();
+        let of_this = Description { source: Some(source.clone()), ..Description::default() };
+        let refused =
+            |description: &Description, count| of(&file).refuse(description, count).map_err(|e| e.to_string());
+        assert!(refused(&of_this, 2).unwrap_err().starts_with("these 2 guests could make the same random numbers"));
+        assert!(refused(&of_this, 1).unwrap_err().contains("(process "), "the source runs");
+        assert!(refused(&Description { reseeds: true, ..of_this.clone() }, 9).is_ok());
+        let ended = snapshot::record::Source { started: 0, ..source };
+        assert!(refused(&Description { source: Some(ended), ..of_this }, 1).is_ok());
+        assert!(refused(&Description::default(), 1).is_ok());
+    }
+
+    #[test]
+    fn a_clone_that_lives_is_known_although_its_command_was_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        let refused = || of(&file).refuse(&Description::default(), 1);
+        let mut guest = {
+            let _held = of(&file).hold().unwrap();
+            std::process::Command::new("sleep").arg("1000").spawn().unwrap()
+        };
+        assert!(refused().unwrap_err().to_string().starts_with("this guest and another clone"));
+        guest.kill().unwrap();
+        guest.wait().unwrap();
+        assert!(refused().is_ok());
+    }
+}

@@ -37,7 +37,7 @@ pub struct Exported<'a> {
 /// Then the archive lacks its sum.
 pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Result<(), ArchiveError> {
     let description = &what.record.description;
-    // Before, so that nothing is written in vain, and after that: what was copied is what was stored.
+    // Before, so that nothing is written in vain, and after: what was copied is what was stored.
     let check = || description.disks.iter().try_for_each(|disk| check_image(disk).map(drop));
     check()?;
     let chains: Vec<Vec<PathBuf>> = description.disks.iter().map(chain).collect::<Result<_, ArchiveError>>()?;

@@ -22,8 +22,8 @@ impl Twins {
         Ok(Self(paths::open_own(&paths::own_directory().join("clones"), &label.replace('/', "-"))?))
     }
 
-    /// Refuses guests that would make the same random numbers: `count` of them, one beside the guest
-    /// that was stored, or one beside those of another command.
+    /// Refuses guests that would make the same random numbers: `count` of them, one beside the
+    /// guest that was stored, or one beside those of another command.
     pub(super) fn refuse(&self, description: &Description, count: u32) -> Result<()> {
         if description.reseeds {
             return Ok(());

@@ -93,7 +93,9 @@ impl Store {
     /// The catalogue, when nothing is stored any more.
     pub fn into_catalog(self) -> Catalog {
         let mut state = self.state.into_inner();
-        state.sweep_later();
+        if state.unswept {
+            state.sweep();
+        }
         std::mem::replace(&mut state.catalog, Here(None)).into_inner()
     }
 
@@ -320,14 +322,6 @@ impl State {
         }
     }
 
-    /// Removes what others have left in their turns. Not before the caller has done what is urgent
-    /// after a checkpoint: with many data mblocks it takes long.
-    fn sweep_later(&mut self) {
-        if std::mem::take(&mut self.unswept) {
-            self.sweep();
-        }
-    }
-
     fn sweep(&mut self) {
         if self.catalog.if_here().is_some() {
             self.unswept = false;
@@ -345,7 +339,11 @@ impl State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        self.sweep_later();
+        // Not before: with many data mblocks it takes long, and whoever stored a checkpoint had
+        // something to do that was urgent.
+        if self.unswept {
+            self.sweep();
+        }
     }
 }
 

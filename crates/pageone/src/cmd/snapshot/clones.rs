@@ -216,7 +216,7 @@ fn start_all(
     if let Some(why) = clocks.first() {
         let count = clocks.len();
         output::note!(
-            "the clocks of {count} of the guests stand at the snapshot's time ({why}): their time daemon must set them"
+            "the clocks of {count} guests stand at the snapshot's time ({why}): their time daemon must set them"
         );
     }
     (clones, failed)

@@ -69,6 +69,11 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, caches are no room" "$kernel" 300 'OPTIONS=no_cache_room=1 TESTS=memcg_cache MUST_FAIL=1' || failed=1
     boot "Linux $version, who owes a frame joins none" "$kernel" 300 'OPTIONS=no_small_debt=1 TESTS=memcg_debt MUST_FAIL=1' || failed=1
     boot "Linux $version, caches that cannot be taken are room" "$kernel" 300 'OPTIONS=no_stuck_debt=1 TESTS=memcg_stuck MUST_FAIL=1' || failed=1
+    boot "Linux $version, a frame takes the room that its keeper needs next" "$kernel" 300 'OPTIONS=no_real_room=1 TESTS=memcg_stuck MUST_FAIL=1' || failed=1
+    boot "Linux $version, caches that cannot be taken are tried for each frame" "$kernel" 300 'OPTIONS=no_one_try=1 TESTS=memcg_stuck MUST_FAIL=1' || failed=1
+    boot "Linux $version, who is above high owes" "$kernel" 300 'OPTIONS=no_high_wait=1 TESTS=memcg_high MUST_FAIL=1' || failed=1
+    boot "Linux $version, groups above both keep frames where they are" "$kernel" 300 'OPTIONS=no_common_high=1 TESTS=memcg_common MUST_FAIL=1' || failed=1
+    boot "Linux $version, who has left a frame owes it" "$kernel" 300 'OPTIONS=no_settled=1 TESTS=memcg_settled MUST_FAIL=1' || failed=1
     boot "Linux $version, who has no room joins what nobody pays for" "$kernel" 300 'OPTIONS=no_debt_bound=1 TESTS=memcg_debt MUST_FAIL=1' || failed=1
     boot "Linux $version, who has no room owes as much as it likes" "$kernel" 300 'OPTIONS=no_debt_bound=1 TESTS=memcg_turns MUST_FAIL=1' || failed=1
     # SKIPPED where the kernel has no version 1 for memory.

@@ -55,6 +55,7 @@ struct pofs_domain *pofs_domain_get(const char *name)
 		xa_init_flags(&domain->frames, XA_FLAGS_ACCOUNT);
 		xa_init(&domain->debts);
 		domain->adopt_after = jiffies;
+		domain->try_after = jiffies;
 		mutex_init(&domain->adopting);
 		strscpy(domain->name, name, sizeof(domain->name));
 		list_add(&domain->list, &domains);

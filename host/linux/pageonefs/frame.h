@@ -20,6 +20,7 @@ struct pofs_domain {
 	struct mutex adopting;
 	unsigned long adopt_at;		/* where the look at frames that wait goes on; under `adopting` */
 	unsigned long adopt_after;	/* jiffies: there is none before; under `adopting` */
+	unsigned long try_after;	/* jiffies: caches that could not be taken are not tried before; under `adopting` */
 	struct xarray debts;		/* number of a cgroup without room -> how many frames that is */
 	char name[PAGEONEFS_DOMAIN_MAX];
 };

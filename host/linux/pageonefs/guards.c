@@ -33,6 +33,11 @@ GUARD(no_left_list, "frames that were left are looked for among all, 1,024 at a 
 GUARD(no_cache_room, "files' caches leave no room for frames");
 GUARD(no_debt_bound, "who owes frames joins more of others");
 GUARD(no_stuck_debt, "who has room but for caches that cannot be taken owes nothing");
+GUARD(no_common_high, "a frame waits while a cgroup is above high that counts it already");
+GUARD(no_high_wait, "who is above high owes");
+GUARD(no_one_try, "what could not be taken of caches is tried for each frame");
+GUARD(no_settled, "who keeps a frame no more owes it");
+GUARD(no_real_room, "frames take all that is free beside caches");
 GUARD(no_small_debt, "who owes a frame joins none of others");
 GUARD(no_figures, "frames are counted nowhere");
 GUARD(no_fork_bound, "fork copies entries of shared mappings, and private ones have as many");

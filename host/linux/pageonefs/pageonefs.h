@@ -104,6 +104,8 @@ POFS_GUARD(no_length_bound); POFS_GUARD(no_end_check); POFS_GUARD(no_plain_bound
 POFS_GUARD(no_bounded_wait); POFS_GUARD(no_reserve); POFS_GUARD(no_version_check);
 POFS_GUARD(no_rest); POFS_GUARD(no_left_list); POFS_GUARD(no_cache_room);
 POFS_GUARD(no_debt_bound); POFS_GUARD(no_small_debt); POFS_GUARD(no_stuck_debt);
+POFS_GUARD(no_common_high); POFS_GUARD(no_high_wait); POFS_GUARD(no_one_try);
+POFS_GUARD(no_settled); POFS_GUARD(no_real_room);
 
 /* All fields of the statistics that are counted here. */
 DECLARE_PER_CPU(struct pageonefs_stats, pofs_stats);

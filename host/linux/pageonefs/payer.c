@@ -132,7 +132,7 @@ static unsigned long cached(struct mem_cgroup *payer)
  */
 struct mem_cgroup *pofs_payer_full(struct mem_cgroup *payer, struct mem_cgroup *pays, bool cache)
 {
-	for (; payer && !(pays && mem_cgroup_is_descendant(pays, payer)); payer = parent_mem_cgroup(payer)) {
+	for (; pofs_payer_new(payer, pays); payer = parent_mem_cgroup(payer)) {
 		unsigned long most = pofs_payer_most(payer), used = page_counter_read(&payer->memory);
 		unsigned long free = max(most / 8, SZ_1M / PAGE_SIZE);
 
@@ -143,49 +143,99 @@ struct mem_cgroup *pofs_payer_full(struct mem_cgroup *payer, struct mem_cgroup *
 }
 
 /*
- * Whether the payer, or one above it, is above `high`. Then the kernel is asked to take something,
- * as it asks itself for who charges others; that comes soon, and nobody waits for it.
+ * Whether the payer, or one above it that does not count `other` already, is above `high`. Then the
+ * kernel is asked to take something, as it asks itself for who charges others. That comes soon, and
+ * nobody waits for it. It may write and swap for it.
  */
-static bool above_high(struct mem_cgroup *payer)
+static bool above_high(struct mem_cgroup *payer, struct page *other)
 {
+	struct mem_cgroup *pays;
 	bool above = false;
 
-	for (; payer; payer = parent_mem_cgroup(payer)) {
+	rcu_read_lock();
+	pays = pofs_no_common_high ? NULL : folio_memcg(page_folio(other));
+	for (; pofs_payer_new(payer, pays); payer = parent_mem_cgroup(payer)) {
 		if (page_counter_read(&payer->memory) > READ_ONCE(payer->memory.high)) {
 			schedule_work(&payer->high_work);
 			above = true;
 		}
 	}
+	rcu_read_unlock();
 	return above;
 }
 
+/* Of files' caches only clean pages go for a frame. */
+#define CACHE_GFP	(GFP_NOIO | __GFP_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN)
+
+/* Whether a MiB is free without taking anything. */
+static bool has_mib(struct mem_cgroup *payer, struct page *other)
+{
+	struct mem_cgroup *pays;
+	bool has = true;
+
+	rcu_read_lock();
+	pays = folio_memcg(page_folio(other));
+	for (; has && pofs_payer_new(payer, pays); payer = parent_mem_cgroup(payer))
+		has = page_counter_read(&payer->memory) + SZ_1M / PAGE_SIZE <= READ_ONCE(payer->memory.max);
+	rcu_read_unlock();
+	return has || pofs_no_real_room;
+}
+
 /*
- * A page that `payer` is charged for, in the place of another one. Nothing is reclaimed for it but
- * clean pages of files' caches, where these are all that is in the way. NULL: there is no room, or
+ * Caches that count as room cannot always be taken: pipes hold them, or they wait for a disk. So
+ * what the payer's own tasks need next is made free before: a MiB. A charge of twice that at once
+ * has the kernel take it, and is given back. It succeeds as a whole or holds nothing, so nobody
+ * lacks room meanwhile. -EAGAIN: the machine has no such piece of memory; -ENOMEM: too little came.
+ */
+static int make_room(struct mem_cgroup *payer, struct page *other)
+{
+	unsigned int order = get_order(SZ_2M);
+	struct page *page;
+
+	if (has_mib(payer, other))
+		return 0;
+	page = alloc_pages(__GFP_NOWARN, order);
+	if (!page)
+		return -EAGAIN;
+	__free_pages(page, order);
+	page = alloc_pages(CACHE_GFP, order);
+	if (page)
+		__free_pages(page, order);
+	return page || has_mib(payer, other) ? 0 : -ENOMEM;
+}
+
+/*
+ * A page that `payer` is charged for, in the place of another one. No memory but clean pages of
+ * files' caches is taken for it at once, where these are all that is in the way; above `high` the
+ * kernel takes what it likes later. -EAGAIN: not now; -ENOMEM: caches cannot be taken, or there is
  * no memory.
  */
 struct page *pofs_payer_charge(struct mem_cgroup *payer, struct page *other)
 {
 	gfp_t gfp = GFP_NOWAIT | __GFP_ACCOUNT | __GFP_NOWARN;
 	struct mem_cgroup *active, *pays;
+	struct page *page = NULL;
 	bool crowded, full;
-	struct page *page;
+	int error = 0;
 
 	rcu_read_lock();
 	pays = folio_memcg(page_folio(other));
 	crowded = pofs_payer_full(payer, pays, false);
 	full = crowded && (pofs_no_cache_room || pofs_payer_full(payer, pays, true));
 	rcu_read_unlock();
-	if ((full || (crowded && above_high(payer))) && !pofs_no_reserve)
-		return NULL;
-	if (crowded)
-		gfp = GFP_NOIO | __GFP_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN;
+	if ((full || (crowded && above_high(payer, other))) && !pofs_no_reserve)
+		return ERR_PTR(-EAGAIN);
 	active = set_active_memcg(payer);
-	page = alloc_page(pofs_no_reserve ? ROOM_GFP : gfp);
+	if (crowded && !pofs_no_reserve) {
+		gfp = CACHE_GFP;
+		error = make_room(payer, other);
+	}
+	if (!error)
+		page = alloc_page(pofs_no_reserve ? ROOM_GFP : gfp);
 	set_active_memcg(active);
 	if (crowded)
-		above_high(payer);
-	return page;
+		above_high(payer, other);
+	return page ?: ERR_PTR(error ?: -ENOMEM);
 }
 
 /* ---- who keeps what others pay for -------------------------------------------------------- */

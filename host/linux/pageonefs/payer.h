@@ -25,6 +25,12 @@ unsigned long pofs_payer_most(struct mem_cgroup *payer);
 struct mem_cgroup *pofs_payer_full(struct mem_cgroup *payer, struct mem_cgroup *pays, bool cache);
 struct page *pofs_payer_charge(struct mem_cgroup *payer, struct page *other);
 
+/* Whether `payer` is a cgroup that counts nothing yet of what `pays` pays for. Under RCU. */
+static inline bool pofs_payer_new(struct mem_cgroup *payer, struct mem_cgroup *pays)
+{
+	return payer && !(pays && mem_cgroup_is_descendant(pays, payer));
+}
+
 /* Entries whose frame others pay for: of each, where its file has its payer. */
 struct pofs_keepers {
 	unsigned short full;	/* the number of the cgroup that had no room for the frame; 0: none */

@@ -61,6 +61,54 @@ void memcg_cache(void)
 	two_end();
 }
 
+/* Half of what b has room for without its cache. */
+static void leave_some(struct lender *of)
+{
+	for (uint32_t i = 0; i < LEFT / 4; i++)
+		fill(at(of->m, i), 5ull << 40 | i);
+}
+
+/* Frames are left that b keeps, and its cache is in their way. */
+static void fill_cache(const char *limit)
+{
+	disk = open("/dev/scratch", O_RDONLY);
+	CHECK(disk >= 0);
+	two_make();
+	share();
+	CHECK(!path_write("/proc/sys/vm/drop_caches", "1") && !path_write(limit, "24M"));
+	within(TENANTS "b/", read_disk, 0);
+	CHECK(number(TENANTS "b/memory.current") > 21 << 20);
+	within(TENANTS "a/", leave_some, &giver);
+}
+
+/* Who is above high gets frames by and by, and owes nothing meanwhile. */
+void memcg_high(void)
+{
+	fill_cache(TENANTS "b/memory.high");
+	harvest_times(2);
+	within(DAEMON, join_last, &keeper);
+	close(disk);
+	two_end();
+}
+
+/* What both are in is above high, and would be without a move, too. */
+void memcg_common(void)
+{
+	long is;
+
+	fill_cache(TENANTS "b/memory.max");
+	/* Most of the cache stays, as what both are in is concerned. */
+	CHECK(!path_write(TENANTS "b/memory.min", "22528K") && !path_write(TENANTS "memory.high", "16M"));
+	CHECK(number(TENANTS "b/memory.current") > 21 << 20 && number(TENANTS "memory.current") > 40 << 20);
+	for (double until = now() + 60; (is = path_number(TENANTS "b/memory.stat", "shmem")) < 6 << 20 && now() < until;)
+		harvest_times(1);
+	printf("    it pays %ld KiB for frames\n", is >> 10);
+	CHECK(is >= 6 << 20 && !path_number(TENANTS "b/memory.events", "oom_kill"));
+	CHECK(!path_write(TENANTS "memory.high", "max"));
+	close(disk);
+	two_end();
+}
+
 /* ---- debts ---------------------------------------------------------------------------------- */
 
 /* A process of the keeper's group that has most of its limit of 16 MiB. */
@@ -84,7 +132,7 @@ static pid_t crowd(void)
 /* The same, by pages of a file's cache that pipes hold: nobody can take them. */
 static pid_t crowd_pipes(void)
 {
-	size_t len = 29 << 19, held = 0;
+	size_t len = 28 << 19, held = 0;
 	pid_t child;
 
 	CHECK(!path_write(TENANTS "b/memory.max", "16M"));
@@ -181,9 +229,19 @@ static void stuck_refused(struct lender *of)
 	CHECK(merge_patiently(of->control, of->f, STUCK, &frame) == -EBUSY);
 }
 
-/* What cannot be taken of a cache is no room: who has too little without it owes. */
+static void touch(struct lender *of)
+{
+	(void)of;
+	memset(mmap(0, 1 << 19, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), 1, 1 << 19);
+}
+
+/*
+ * What cannot be taken of a cache is no room: who has too little without it owes. It is tried now
+ * and then only, and what its own tasks need next is left.
+ */
 void memcg_stuck(void)
 {
+	long tries;
 	pid_t child;
 
 	disk = open("/dev/scratch", O_RDONLY);
@@ -195,12 +253,59 @@ void memcg_stuck(void)
 	child = crowd_pipes();
 	within(TENANTS "a/", stuck_leave, &giver);
 	harvest_times(100);
-	printf("    of 16 MiB %ld KiB are charged, %ld of them frames\n", number(TENANTS "b/memory.current") >> 10,
-	       path_number(TENANTS "b/memory.stat", "shmem") >> 10);
+	tries = path_number(TENANTS "b/memory.events", "max");
+	printf("    of 16 MiB %ld KiB are charged, %ld of them frames; at its limit %ld times\n",
+	       number(TENANTS "b/memory.current") >> 10, path_number(TENANTS "b/memory.stat", "shmem") >> 10, tries);
+	CHECK(tries < 100);
 	within(DAEMON, stuck_refused, &keeper);
+	within(TENANTS "b/", touch, 0);
 	CHECK(waitpid(child, 0, WNOHANG) == 0 && !path_number(TENANTS "b/memory.events", "oom_kill"));
 	end(child);
 	close(disk);
+	two_end();
+}
+
+static void settled_join(struct lender *of)
+{
+	for (uint32_t i = 0; i < STUCK; i++) {
+		uint64_t frame = 0;
+
+		CHECK(!merge_patiently(giver.control, giver.f, i, &frame));
+		CHECK(!merge_patiently(keeper.control, keeper.f, i, &frame) && !merge_patiently(of->control, of->f, i, &frame));
+	}
+}
+
+static void settled_free(struct lender *of)
+{
+	uint64_t frame = 0;
+
+	CHECK(!merge_patiently(giver.control, giver.f, STUCK, &frame));
+	CHECK(!merge_patiently(of->control, of->f, STUCK, &frame));
+}
+
+/* Who has left a frame that others keep owes nothing for it. */
+void memcg_settled(void)
+{
+	struct lender third;
+	pid_t child;
+
+	two_make();
+	third = lender_make();
+	make_group(TENANTS "c/", "max");
+	within(TENANTS "a/", stuck_fill, &giver);
+	within(TENANTS "b/", stuck_fill, &keeper);
+	within(TENANTS "c/", stuck_fill, &third);
+	within(DAEMON, settled_join, &third);
+	CHECK(!path_write(TENANTS "c/memory.max", "1M"));
+	child = crowd();
+	within(TENANTS "a/", stuck_leave, &giver);
+	/* Of each frame one of the two owes. */
+	harvest_times(100);
+	CHECK(!fallocate(keeper.f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, STUCK * PAGE));
+	within(DAEMON, settled_free, &keeper);
+	end(child);
+	area_close(&third, 0);
+	CHECK(!rmdir(TENANTS "c"));
 	two_end();
 }
 

@@ -89,7 +89,7 @@ static void join_refused(struct lender *of)
 	CHECK(merge_patiently(of->control, of->f, LEFT - 1, &frame) == -EBUSY);
 }
 
-static void join_last(struct lender *of)
+void join_last(struct lender *of)
 {
 	uint64_t frame = 0;
 
@@ -343,7 +343,10 @@ void memcg_version(void)
 	before = number(VERSION_1 "a/memory.usage_in_bytes");
 	generation = 2;
 	within_1("a", generation_fill, &giver);
+	/* Nobody owes there for having no room. */
+	CHECK(!path_write(VERSION_1 "b/memory.limit_in_bytes", "1M"));
 	harvest_some(&keeper);
+	join_last(&keeper);
 	of_a = number(VERSION_1 "a/memory.usage_in_bytes"), of_b = number(VERSION_1 "b/memory.usage_in_bytes");
 	printf("    the giver is charged %ld KiB, then %ld, and the keeper %ld\n", before >> 10, of_a >> 10, of_b >> 10);
 	CHECK(of_a > before + (long)(LEFT / 2 * PAGE) && of_b < (long)(LEFT / 4 * PAGE));

@@ -438,4 +438,6 @@ const struct test tenant_tests[] = { { "memcg", memcg }, { "memcg_lent", memcg_l
 				    { "memcg_room", memcg_room }, { "memcg_rest", memcg_rest },
 				    { "memcg_far", memcg_far }, { "memcg_race", memcg_race }, { "figures", figures },
 				    { "memcg_cache", memcg_cache }, { "memcg_debt", memcg_debt },
-				    { "memcg_turns", memcg_turns }, { "memcg_stuck", memcg_stuck }, { "memcg_version", memcg_version }, { 0 } };
+				    { "memcg_turns", memcg_turns }, { "memcg_stuck", memcg_stuck }, { "memcg_high", memcg_high },
+				    { "memcg_common", memcg_common }, { "memcg_settled", memcg_settled },
+				    { "memcg_version", memcg_version }, { 0 } };

@@ -27,6 +27,8 @@ void two_end(void);
 void share(void);
 void give_up(void);
 void harvest_times(int n);
+/* The keeper's last page joins that of the giver. */
+void join_last(struct lender *of);
 /* Harvests until the group is charged for so many bytes, and for half a minute at most. */
 long harvest_until(const char *group, long bytes);
 void memcg_left(void);
@@ -40,5 +42,8 @@ void memcg_cache(void);
 void memcg_debt(void);
 void memcg_turns(void);
 void memcg_stuck(void);
+void memcg_high(void);
+void memcg_common(void);
+void memcg_settled(void);
 
 #endif

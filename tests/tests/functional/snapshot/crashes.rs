@@ -423,7 +423,7 @@ pub(super) fn words_of(op: &str, place: &Place, pid: i32, (some, new): (&str, &s
     let words = match op {
         "save" => vec!["snapshot", "save", &pid, "--to", "store", "--name", new],
         "checkpoint" => vec!["checkpoint", &pid, "--to", "store", "--name", new],
-        "run" => vec!["snapshot", "run", "store", some, "--trust", "--files", &files],
+        "run" => vec!["snapshot", "run", "store", some, "--trust", "--same-random", "--files", &files],
         "prune" => vec!["snapshot", "prune", "store", "--keep-last", "4"],
         "repack" => vec!["pool", "repack", "store"],
         "compress" => vec!["pool", "repack", "store", "--compress"],

@@ -160,7 +160,7 @@ in_module() {
     holds 'a1 is merged as before' eventually 240 is_merged a1 20
 }
 # Whether it maps files of the store that are no memfds, which have device 00:01.
-store_in_module() { grep 'memfd:pageone:' "/proc/$(process "$1")/maps" | grep -qv ' 00:01 '; }
+store_in_module() { awk '/memfd:pageone:/ && !/ 00:01 / { found = 1 } END { exit !found }' "/proc/$(process "$1")/maps"; }
 is_recycled() { pageone status --json | grep -qE '"pages_recycled": [0-9]{5}'; }
 # A guest without libvirt, whose pool and monitor the daemon takes from its QEMU, as its unit and the module's package let it.
 recycled_in_module() {

@@ -16,6 +16,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::qcow2;
 
+/// Hidden files of one disk that a save looks at, at most.
+const MOST: usize = 1000;
 /// Bits of a mode: who may write.
 pub(crate) const WRITE: u32 = 0o222;
 
@@ -137,14 +140,18 @@ impl Names {
     /// Takes away the links by which QEMU, process `pid`, knew earlier images: it opens these no
     /// more. And images that it never opened, or wrote nothing to, when the host's power failed.
     pub(crate) fn sweep(&self, pid: i32) {
-        let prefix = prefix(&self.live);
-        let all = self.live.parent().and_then(|directory| fs::read_dir(directory).ok());
-        for entry in all.into_iter().flatten().flatten() {
-            let path = entry.path();
-            let ours = entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes());
-            if !ours || path == self.fresh {
-                continue;
-            }
+        // Whoever has the directory may put another in its place: its names are looked at and
+        // removed in the one that is open.
+        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+        let parent = self.live.parent().unwrap_or(Path::new("."));
+        let Ok(open) = rustix::fs::open(parent, flags, Mode::empty()) else { return };
+        let directory = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        let (prefix, fresh) = (prefix(&self.live), self.fresh.file_name());
+        let ours = |name: &OsString| {
+            name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) && Some(name.as_os_str()) != fresh
+        };
+        let all = fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        for path in all.filter(ours).take(MOST).map(|name| directory.join(name)) {
             if is_link(&path) {
                 let _ = fs::remove_file(path);
             } else if is_left(&path, pid).unwrap_or(false) {
@@ -154,12 +161,14 @@ impl Names {
         }
     }
 
-    /// Takes away the name that the base was to have below this image.
+    /// Takes away the name that the base was to have below this image, which is in the directory
+    /// that is open.
     fn remove_second_name(&self, image: &Path) {
         if let Ok(Some(below)) = qcow2::backing(image)
-            && let Some(second) = below.image.file_name().map(|name| self.live.with_file_name(name))
-            && second != self.stored
-            && second != self.live
+            && let Some(name) = below.image.file_name()
+            && Some(name) != self.stored.file_name()
+            && Some(name) != self.live.file_name()
+            && let second = image.with_file_name(name)
             && file(&second) == self.base
         {
             let _ = fs::remove_file(second);

@@ -225,10 +225,10 @@ pub fn ensure_name(name: &str) -> Result<(), BeginError> {
 
 impl State {
     pub(super) fn begin(&mut self, name: &str) -> Result<(Pool, Compared), BeginError> {
-        if self.names.contains(name) || self.catalog.checkpoints.iter().any(|c| c.name == name) {
+        if self.names.contains(name) {
             return Err(BeginError::Exists(name.into()));
         }
-        ensure_name(name)?;
+        self.catalog.ensure_new(name)?;
         self.catalog.ensure_whole()?;
         // What the others have stored looks like leftovers.
         if self.names.is_empty() {
@@ -323,7 +323,8 @@ impl State {
     }
 
     fn sweep(&mut self) {
-        if self.catalog.if_here().is_some() {
+        // What a panic has left half done is no list of what is needed.
+        if self.catalog.if_here().is_some() && !std::thread::panicking() {
             self.unswept = false;
             self.pages.give_up();
             self.lost.clear();
@@ -334,6 +335,19 @@ impl State {
             let there = &self.catalog.view.data;
             self.unrecorded.retain(|(id, _)| there.contains_key(id));
         }
+    }
+}
+
+impl Catalog {
+    /// Sees that a checkpoint may be stored by this name.
+    ///
+    /// # Errors
+    /// If one has it, or it is no name of a checkpoint.
+    pub fn ensure_new(&self, name: &str) -> Result<(), BeginError> {
+        if self.checkpoints.iter().any(|c| c.name == name) {
+            return Err(BeginError::Exists(name.into()));
+        }
+        ensure_name(name)
     }
 }
 

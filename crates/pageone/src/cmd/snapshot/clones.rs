@@ -134,7 +134,10 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let environment = || run::agent(args.merging.domain.as_deref(), HugePages::default(), dir, run::Start::IfNone);
     let environment = args.merging.merge.then(environment).transpose().context("the guests cannot be merged")?;
     // From here on, what is started ends with the clones.
-    let _twins = twins.hold()?;
+    let _twins = match twins.hold() {
+        Err(error) if !(args.same_random || record.description.reseeds) => return Err(error),
+        held => held,
+    };
     // It is loaded while the page server starts.
     let template = (args.count > 1 && !args.merging.merge).then(|| template(&record, rights));
     let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);

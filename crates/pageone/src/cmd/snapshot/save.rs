@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use checkpoint::{Catalog, Phases, Source, Store, Warning};
 use control::units::size;
+use mpool::Access;
 use snapshot::rights::Asked;
 use snapshot::save::{Guest, Options, SaveError};
 
@@ -56,17 +57,11 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let target = guests::find(Path::new("/"), &args.target)?;
     let pid = target.pid()?;
     snapshot::save::wait_until_loaded(pid, STUCK)?;
-    // First what takes no guest's time: the pool, and whether it may have that name.
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let name = args.name.clone().unwrap_or_else(|| format!("guest-{pid}-{seconds}"));
-    let (turns, pool) = Turns::begin(args.names.find(&args.to)?)?;
-    let catalog = Catalog::open(&pool)?;
-    let records: Vec<_> = super::all(&catalog).into_iter().filter_map(|(_, record)| record.ok()).collect();
-    drop(pool);
-    let (store, turns) = (Store::new(catalog), Storing::new(turns, args.quiet));
-    let progress = args.quiet.progress();
-    let mut writer = store.begin(&name)?.showing(&progress).in_turns(&turns);
-    phases.end("open");
+    // What takes no guest's time is seen first. Nobody waits for a guest with the pool in hand.
+    let mut found = args.names.find(&args.to)?;
+    Catalog::open(&found.open_soon(Access::Shared)?)?.ensure_new(&name)?;
     let _unplugged = recycling::unplug(pid, dir.as_deref())?;
     phases.end("unplug");
     let mut guest = Guest::open(pid)?;
@@ -88,7 +83,15 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             size(guest.ram().len as u64)
         );
     }
+    let (turns, pool) = Turns::begin(found)?;
+    let catalog = Catalog::open(&pool)?;
+    let records: Vec<_> = super::all(&catalog).into_iter().filter_map(|(_, record)| record.ok()).collect();
     guest.check_layers(records.iter().flat_map(|record| &record.description.disks).flat_map(|disk| &disk.layers))?;
+    drop((records, pool));
+    let (store, turns) = (Store::new(catalog), Storing::new(turns, args.quiet));
+    let progress = args.quiet.progress();
+    let mut writer = store.begin(&name)?.showing(&progress).in_turns(&turns);
+    phases.end("open");
     progress.begin(&format!("storing {name}"), Some(guest.ram().len as u64));
     let (guard, max_pause) = (&paths::guard(dir.as_deref())?, Duration::from_millis(args.max_pause));
     let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard };

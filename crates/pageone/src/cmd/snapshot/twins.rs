@@ -1,10 +1,12 @@
 //! Clones of one snapshot, which may make the same random numbers, are not started unasked.
 //!
 //! A command that starts clones locks a file of the snapshot's, shared, in the directory of this
-//! user's sockets. Its guests inherit the descriptor: the lock ends with the last of them, whatever
-//! becomes of the command. Another user's clones are not known.
+//! user's sockets. Its guests inherit a second descriptor, by which nothing can be written: that
+//! lock ends with the last of them, whatever becomes of the command. A guest's QEMU can end it too,
+//! but not the command's own. Another user's clones are not known.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
@@ -44,12 +46,16 @@ impl Twins {
         )
     }
 
-    /// Leaves the lock to all processes that are started from now on.
-    pub(super) fn hold(self) -> Result<Self> {
-        let held = flock(&self.0, FlockOperation::NonBlockingLockShared);
-        held.context("another command starts clones of this snapshot just now: try again")?;
-        fcntl_setfd(&self.0, FdFlags::empty())?;
-        Ok(self)
+    /// Leaves a lock to all processes that are started from now on, and keeps one.
+    pub(super) fn hold(self) -> Result<[File; 2]> {
+        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        let left = File::open(path).context("cannot open the file of a snapshot's clones again")?;
+        for file in [&self.0, &left] {
+            let held = flock(file, FlockOperation::NonBlockingLockShared);
+            held.context("another command starts clones of this snapshot just now: try again")?;
+        }
+        fcntl_setfd(&left, FdFlags::empty())?;
+        Ok([self.0, left])
     }
 }
 

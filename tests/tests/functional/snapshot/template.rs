@@ -147,9 +147,13 @@ fn a_copy_has_its_words_and_descriptors_or_there_is_none() {
     let template = Template::start(&library, shell, dir.path(), &rights()).unwrap();
     template.wait().unwrap();
     let words = |script: &str| ["sh", "-c", script, "zero", "a word", ""].map(Into::into);
-    let script = "pwd; echo \"$0:$1:$2:$#\"; tr '\\0' , < /proc/$$/cmdline; env | grep -c -e PAGEONE_TEMPLATE -e LD_PRELOAD -e LD_BIND; echo nine >&9";
+    // It does not end before its process is known.
+    let (begin, begins) = std::io::pipe().unwrap();
+    let script = "read none; pwd; echo \"$0:$1:$2:$#\"; tr '\\0' , < /proc/$$/cmdline; env | grep -c -e PAGEONE_TEMPLATE -e LD_PRELOAD -e LD_BIND; echo nine >&9";
     let (out, nine) = (file("out"), file("nine"));
-    let mut copy = template.copy(&words(script), &[(out.as_fd(), 1), (nine.as_fd(), 9)]).unwrap();
+    let given = [(begin.as_fd(), 0), (out.as_fd(), 1), (nine.as_fd(), 9)];
+    let mut copy = template.copy(&words(script), &given).unwrap();
+    drop(begins);
     eventually("it ends", Duration::from_secs(20), || copy.has_ended().then_some(()));
     let text = read_to_string(dir.path().join("out")).unwrap();
     let expected = format!("{}\nzero:a word::2\nsh,-c,{script},zero,a word,,0\n", dir.path().display());

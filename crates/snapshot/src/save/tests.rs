@@ -19,13 +19,15 @@ use crate::fake;
 /// A guest whose QEMU answers questions about these things as given, and all others with
 /// nothing.
 fn guest(answers: &'static [(&str, &str)]) -> Result<Guest, SaveError> {
-    let qmp = fake::qemu(move |asked| {
-        let text = answers.iter().find(|(name, _)| *name == asked).map_or("{}", |(_, text)| text);
-        serde_json::from_str(text).unwrap()
-    });
+    let qmp = fake::qemu(move |asked| answer(answers, asked));
     let (program, directory) = ("/usr/bin/qemu-system-x86_64".into(), "/".into());
     let description = Description { program, directory, ..Description::default() };
     Guest::ask(1, lock(), qmp, "/nonexistent/guest.qmp".into(), description)
+}
+
+fn answer(answers: &[(&str, &str)], asked: &str) -> Value {
+    let text = answers.iter().find(|(name, _)| *name == asked).map_or("{}", |(_, text)| text);
+    serde_json::from_str(text).unwrap()
 }
 
 fn lock() -> Lock {
@@ -271,4 +273,33 @@ fn a_guest_whose_snapshot_may_be_there_keeps_the_images_over_its_disks() {
     let kept =
         (0..changes).flat_map(|change| [(change, false), (change, true)]).filter(|fails| outcome(Some(*fails)).1);
     assert!(kept.count() > 0, "some are there though their writes failed");
+}
+
+/// QEMU may miss what an emulated guest writes while it is sent.
+#[test]
+fn an_emulated_guest_stands_before_it_is_sent() {
+    for (kvm, expected) in [(false, &["query-kvm", "stop", "migrate"][..]), (true, &["query-kvm", "migrate"])] {
+        let all = Arc::new(Mutex::new(Vec::new()));
+        let heard = all.clone();
+        let qmp = fake::qemu(move |asked| {
+            heard.lock().unwrap().push(asked.to_owned());
+            match asked {
+                "query-kvm" => json!({ "enabled": kvm }),
+                "query-migrate" => json!({ "status": "failed" }),
+                asked => answer(RUNS, asked),
+            }
+        });
+        let mut guest = Guest::ask(1, lock(), qmp, "/nonexistent/guest.qmp".into(), Description::default()).unwrap();
+        all.lock().unwrap().clear();
+        let task = Task {
+            socket: "/nonexistent/guest.qmp".into(),
+            pid: 1,
+            ran: true,
+            bandwidth: 0,
+            overlays: Vec::new(),
+            downtime: None,
+        };
+        guest.drive((&task, &Guard::thread()), &Default::default()).unwrap_err();
+        assert_eq!(all.lock().unwrap()[..expected.len()], *expected);
+    }
 }

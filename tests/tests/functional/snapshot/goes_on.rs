@@ -60,7 +60,12 @@ impl What {
         match self {
             What::KillCommand => send(&all[..1], libc::SIGKILL),
             What::KillGuard => send(&all[1..], libc::SIGKILL),
-            What::StopGuard => send(&all[1..], libc::SIGSTOP),
+            What::StopGuard => {
+                // Whoever starts a program waits until it has begun, for as long as it is stopped.
+                let words = |pid: i32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let begun: Vec<i32> = all[1..].iter().copied().filter(|&pid| words(pid) != words(own)).collect();
+                send(&begun, libc::SIGSTOP);
+            }
             What::EndAll => send(&all, libc::SIGTERM),
             What::StopAll => return for_a_moment(&all, libc::SIGSTOP),
             What::Terminal => return for_a_moment(&all[..1], libc::SIGTSTP),

@@ -78,9 +78,11 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         ensure!(source.is_tracked(), SaveError::Untracked(pid));
     } else {
         output::note!(
-            "guest {pid} was not prepared: QEMU sends all of its RAM, {}, as for a migration, and the guest is slower \
+            "guest {pid} was not prepared: QEMU sends all of its RAM, {}, as for a migration, and the guest {} \
              meanwhile; one that is started by `pageone run --snapshots` stands for some milliseconds only",
-            size(guest.ram().len as u64)
+            size(guest.ram().len as u64),
+            // Else QEMU may miss what it writes.
+            if guest.is_emulated()? { "stands (QEMU emulates it)" } else { "is slower" }
         );
     }
     let (turns, pool) = Turns::begin(found)?;

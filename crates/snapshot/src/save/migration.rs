@@ -49,7 +49,7 @@ struct Batch {
 
 /// What the threads tell each other.
 #[derive(Default)]
-pub(super) struct Flow {
+struct Flow {
     /// The guest stands, or storing has ended: nothing may wait for the pool.
     stands: AtomicBool,
     /// Batches that wait to be stored.
@@ -200,7 +200,7 @@ impl Guest {
     }
 
     /// Has QEMU send the guest; gives the pause, and the number of rounds.
-    pub(super) fn drive(&mut self, whom: (&Task, &Guard), flow: &Flow) -> Result<(Duration, u64), SaveError> {
+    fn drive(&mut self, whom: (&Task, &Guard), flow: &Flow) -> Result<(Duration, u64), SaveError> {
         let driven = self.try_to_drive(whom, flow);
         if driven.is_err() {
             // The reader waits for an end that QEMU has not taken.
@@ -259,43 +259,4 @@ fn too_fast(ram: &Value, rounds: u64) -> SaveError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn collect(pages: &[(u64, u8)]) -> Vec<(u64, u8)> {
-        let (flow, (to, from)) = (Flow::default(), channel());
-        let (filled, bytes) = (DirtyTree::new(1 << 20).unwrap(), AlignedBuf::zeroed(BATCH * BLOCK));
-        let mut batches = Batches { flow: &flow, to, filled, places: BTreeMap::new(), bytes };
-        for &(page, fill) in pages {
-            assert!(batches.add(page, (fill != 0).then_some(&[fill; BLOCK])));
-        }
-        assert!(batches.send());
-        drop(batches);
-        let each = |batch: Batch| {
-            assert!(batch.pages.is_sorted() && batch.pages.len() <= BATCH);
-            let fills: Vec<u8> = batch.bytes.chunks_exact(BLOCK).map(|bytes| bytes[9]).collect();
-            batch.pages.into_iter().zip(fills).collect::<Vec<_>>()
-        };
-        from.iter().flat_map(each).collect()
-    }
-
-    #[test]
-    fn of_a_page_the_last_content_counts_and_zeros_only_where_something_was() {
-        let found = collect(&[(7, 1), (3, 0), (2, 5), (7, 2), (2, 0)]);
-        assert_eq!(found, [(2, 0), (7, 2)]);
-        // Across batches too.
-        let mut many: Vec<(u64, u8)> = (0..BATCH as u64).map(|page| (page, 1)).collect();
-        many.extend([(0, 0), (1 << 19, 0), (1, 3)]);
-        assert_eq!(collect(&many)[BATCH..], [(0, 0), (1, 3)]);
-    }
-
-    #[test]
-    fn a_guest_that_is_too_fast_is_told_what_would_do() {
-        let error = too_fast(&json!({ "remaining": 409_600_000, "mbps": 819.2 }), 31);
-        assert_eq!(
-            error.to_string(),
-            "the guest writes faster than QEMU can send it: 100000 pages are left after 31 rounds; use --max-pause 8000, or \
-             stop it meanwhile"
-        );
-    }
-}
+mod tests;

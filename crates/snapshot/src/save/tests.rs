@@ -25,18 +25,18 @@ fn guest(answers: &'static [(&str, &str)]) -> Result<Guest, SaveError> {
     Guest::ask(1, lock(), qmp, "/nonexistent/guest.qmp".into(), description)
 }
 
-fn answer(answers: &[(&str, &str)], asked: &str) -> Value {
+pub(super) fn answer(answers: &[(&str, &str)], asked: &str) -> Value {
     let text = answers.iter().find(|(name, _)| *name == asked).map_or("{}", |(_, text)| text);
     serde_json::from_str(text).unwrap()
 }
 
-fn lock() -> Lock {
+pub(super) fn lock() -> Lock {
     let dir = tempfile::tempdir().unwrap();
     let own = Account::of(std::process::id()).unwrap();
     Lock::take(&dir.path().join("guest.qmp"), 1, &own, crate::undo::PATIENCE).unwrap()
 }
 
-const RUNS: &[(&str, &str)] = &[
+pub(super) const RUNS: &[(&str, &str)] = &[
     ("human-monitor-command", "\"Host virtual address for 0x0 (ram) is 0x7f0000000000\""),
     ("query-status", "{ \"status\": \"paused\" }"),
 ];
@@ -273,33 +273,4 @@ fn a_guest_whose_snapshot_may_be_there_keeps_the_images_over_its_disks() {
     let kept =
         (0..changes).flat_map(|change| [(change, false), (change, true)]).filter(|fails| outcome(Some(*fails)).1);
     assert!(kept.count() > 0, "some are there though their writes failed");
-}
-
-/// QEMU may miss what an emulated guest writes while it is sent.
-#[test]
-fn an_emulated_guest_stands_before_it_is_sent() {
-    for (kvm, expected) in [(false, &["query-kvm", "stop", "migrate"][..]), (true, &["query-kvm", "migrate"])] {
-        let all = Arc::new(Mutex::new(Vec::new()));
-        let heard = all.clone();
-        let qmp = fake::qemu(move |asked| {
-            heard.lock().unwrap().push(asked.to_owned());
-            match asked {
-                "query-kvm" => json!({ "enabled": kvm }),
-                "query-migrate" => json!({ "status": "failed" }),
-                asked => answer(RUNS, asked),
-            }
-        });
-        let mut guest = Guest::ask(1, lock(), qmp, "/nonexistent/guest.qmp".into(), Description::default()).unwrap();
-        all.lock().unwrap().clear();
-        let task = Task {
-            socket: "/nonexistent/guest.qmp".into(),
-            pid: 1,
-            ran: true,
-            bandwidth: 0,
-            overlays: Vec::new(),
-            downtime: None,
-        };
-        guest.drive((&task, &Guard::thread()), &Default::default()).unwrap_err();
-        assert_eq!(all.lock().unwrap()[..expected.len()], *expected);
-    }
 }

@@ -210,13 +210,12 @@ fn zero_pages_become_untouched_memory() {
     let daemon = Daemon::start();
     let mut client = daemon.scenario(&["zeros", "4096"]);
     client.expect("ready");
-    let resident = || kmem::procfs::smaps_rollup(Some(client.pid())).unwrap().anonymous;
-    let before = resident();
     eventually("all zero pages are given back", Duration::from_secs(20), || {
         (daemon.client(client.pid())?["pages_zero"] == 4096).then_some(())
     });
-    let after = resident();
-    assert!(after + 15_000 < before, "16 MiB of zeros were {before} KiB and are {after} KiB now");
+    // What it had before is not known: merging may have begun.
+    let after = kmem::procfs::smaps_rollup(Some(client.pid())).unwrap().anonymous;
+    assert!(after < 8 << 10, "of 16 MiB of zeros and the program {after} KiB are there");
     client.go();
 }
 

@@ -92,7 +92,7 @@ pub enum Stopped {
     /// continued, and killed if that does not help.
     Trace,
     /// By QEMU's monitor: what [`run`] is given puts it back. Sockets that go along are shut down
-    /// first.
+    /// first, and pipes are emptied.
     Qmp(Value),
 }
 

@@ -1,5 +1,6 @@
 //! The guard's process: it listens to the command, looks at it, and puts back.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use kmem::peer::Peer;
 use kmem::pidfd::PidFd;
 use kmem::procfs;
 use kmem::seqpacket::Conn;
+use rustix::fs::FileType;
 use rustix::net::Shutdown;
 use serde_json::Value;
 
@@ -130,6 +132,14 @@ fn tracer(pid: i32) -> Option<i32> {
     number(number(pid, "TracerPid:")?, "Tgid:")
 }
 
+/// Reads a pipe to its end: QEMU, which waits until it is read, answers nobody meanwhile.
+fn empty(fd: &OwnedFd) {
+    let is_pipe = rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
+    if let (true, Ok(pipe)) = (is_pipe, fd.try_clone()) {
+        std::thread::spawn(move || io::copy(&mut File::from(pipe), &mut io::sink()));
+    }
+}
+
 impl Watched {
     fn put_back(&self, command: Option<&(i32, PidFd)>, undo: Undo<'_>) -> bool {
         match &self.stopped {
@@ -139,6 +149,7 @@ impl Watched {
                 for fd in &self.held {
                     // The command may be stopped, and QEMU serves one client. A file is no socket.
                     let _ = rustix::net::shutdown(fd, Shutdown::Both);
+                    empty(fd);
                 }
                 return undo(task, &|| self.process.has_exited());
             }

@@ -306,13 +306,24 @@ impl Guest {
         let bandwidth = settings["max-bandwidth"].as_u64().unwrap_or(128 << 20);
         let ran = self.qmp.state()? == "running";
         let task = Task { socket, pid, ran, bandwidth, overlays, downtime };
-        task.watch(options.ram.guard, &self.qmp, &self.lock)?;
+        task.watch(options.ram.guard, &self.qmp, &self.lock, None)?;
         Ok(task)
     }
 
     /// QEMU's settings of migrations.
     fn settings(&mut self) -> Result<Value, MonitorError> {
         self.qmp.execute("query-migrate-parameters", json!({}))
+    }
+
+    /// QEMU is given the end of a pipe that it writes to; gives the other one, which the guard has,
+    /// too.
+    fn pipe(&mut self, task: &Task, guard: &Guard) -> Result<PipeReader, SaveError> {
+        let (out, into) = io::pipe().map_err(SaveError::Stream)?;
+        // A smaller one takes longer.
+        let _ = rustix::pipe::fcntl_setpipe_size(&into, PIPE_BYTES);
+        self.qmp.give(PIPE, &into)?;
+        task.watch(guard, &self.qmp, &self.lock, Some(&out))?;
+        Ok(out)
     }
 
     /// Puts images over the disks of the guest, which stands. Their files are there.
@@ -355,7 +366,7 @@ impl Guest {
         writer.keep_beside(Record { description: self.description.clone(), stream: bytes }.encode());
         // Once the record is written, a disk's image must not be changed any more. Until it is
         // known whether it is, the guard sees to nothing but that the guest runs.
-        let _ = Task { overlays: Vec::new(), ..task.clone() }.watch(guard, &self.qmp, &self.lock);
+        let _ = Task { overlays: Vec::new(), ..task.clone() }.watch(guard, &self.qmp, &self.lock, None);
         let program = self.description.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let stored = writer.commit(format!("{program} {}", self.pid), addresses);
         let stored = match stored {
@@ -367,7 +378,7 @@ impl Guest {
             Err(error) if error.is_unknown() => Err(error.into()),
             Err(error) => {
                 // Without a guard it is tried all the same.
-                let _ = task.watch(guard, &self.qmp, &self.lock);
+                let _ = task.watch(guard, &self.qmp, &self.lock, None);
                 task.undo(&mut self.qmp, guard)?;
                 Err(error.into())
             }
@@ -389,15 +400,6 @@ impl Guest {
         let last = overlays.len().saturating_sub(self.disks.len());
         overlays[last..].iter().for_each(|overlay| overlay.sweep(self.pid));
     }
-}
-
-/// QEMU is given the end of a pipe that it writes to; gives the other one.
-fn pipe(qmp: &mut Monitor) -> Result<PipeReader, SaveError> {
-    let (out, into) = io::pipe().map_err(SaveError::Stream)?;
-    // A smaller one takes longer.
-    let _ = rustix::pipe::fcntl_setpipe_size(&into, PIPE_BYTES);
-    qmp.give(PIPE, &into)?;
-    Ok(out)
 }
 
 /// A guest that is being stored.
@@ -431,6 +433,7 @@ impl Pausing<'_> {
         if self.halts > 0 && !self.guest.disks.is_empty() {
             self.cover_again()?;
         }
+        let mut out = self.guest.pipe(&self.task, self.guard)?;
         if self.task.ran {
             self.guest.qmp.execute("stop", json!({}))?;
             self.guard.is_there()?;
@@ -441,7 +444,6 @@ impl Pausing<'_> {
         self.guard.beat();
         self.halts += 1;
         let qmp = &mut self.guest.qmp;
-        let mut out = pipe(qmp)?;
         self.stream = Some(std::thread::spawn(move || {
             let mut bytes = Vec::new();
             out.read_to_end(&mut bytes).map(|_| bytes)
@@ -462,7 +464,7 @@ impl Pausing<'_> {
         let overlays: Vec<Overlay> = disks.iter().map(overlay).collect();
         let new = || disks.iter().zip(&overlays).filter(|(disk, _)| !disk.raw);
         self.task.overlays.extend(overlays.iter().cloned());
-        self.task.watch(self.guard, qmp, lock)?;
+        self.task.watch(self.guard, qmp, lock, None)?;
         new().try_for_each(|(disk, overlay)| disk.make(overlay, &account))?;
         self.guest.disks = disks;
         Ok(())

@@ -64,7 +64,7 @@ impl<'a> Still<'a> {
         }
         let ran = state == "running";
         let task = Task { socket, pid, ran, bandwidth, overlays: Vec::new(), downtime: None };
-        task.watch(guard, &qmp, &lock)?;
+        task.watch(guard, &qmp, &lock, None)?;
         if ran {
             guard.stands(guard::PROMISE)?;
             qmp.execute("stop", json!({}))?;

@@ -2,7 +2,7 @@
 //! its guard (crate `guard`) when the command has ended, was stopped, or hangs.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -59,13 +59,21 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Has the guard put the guest back. It shuts the monitor's connection down for that, and holds
-    /// the lock until then. From now on the guest may be stopped.
-    pub(crate) fn watch(&self, guard: &Guard, qmp: &Monitor, lock: &Lock) -> Result<(), UndoError> {
+    /// Has the guard put the guest back. It shuts the monitor's connection down for that, reads
+    /// QEMU's `stream` to its end, and holds the lock until then. From now on the guest may be
+    /// stopped.
+    pub(crate) fn watch(
+        &self,
+        guard: &Guard,
+        qmp: &Monitor,
+        lock: &Lock,
+        stream: Option<&PipeReader>,
+    ) -> Result<(), UndoError> {
         let pid = self.pid;
         let process = PidFd::open(pid).map_err(|source| UndoError::Gone { pid, source })?;
         let task = serde_json::to_value(self).map_err(|e| GuardError::NotReady(e.into()))?;
-        Ok(guard.watch(Stopped::Qmp(task), pid, &process, &[qmp.as_fd(), lock.0.as_fd()])?)
+        let held: Vec<_> = [qmp.as_fd(), lock.0.as_fd()].into_iter().chain(stream.map(AsFd::as_fd)).collect();
+        Ok(guard.watch(Stopped::Qmp(task), pid, &process, &held)?)
     }
 
     /// Lets the guest go on, if it ran. Its disks have their names first.

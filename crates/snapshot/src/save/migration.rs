@@ -25,7 +25,7 @@ use guard::Guard;
 use mpool::{AlignedBuf, BLOCK};
 use serde_json::{Value, json};
 
-use super::{BANDWIDTH, Guest, Options, PIPE, STREAM, SaveError, Saved, Task, pipe};
+use super::{BANDWIDTH, Guest, Options, PIPE, STREAM, SaveError, Saved, Task};
 use crate::monitor::{Capability, IGNORE_SHARED, Monitor, PAUSES_FIRST};
 use crate::stream::{StreamError, split};
 
@@ -180,7 +180,7 @@ impl Guest {
         self.qmp.set_capability(PAUSES_FIRST, Capability::On)?;
         let parameters = json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": pause_ms });
         self.qmp.execute("migrate-set-parameters", parameters)?;
-        let (out, ram) = (pipe(&mut self.qmp)?, self.ram.len as u64);
+        let (out, ram) = (self.pipe(task, options.ram.guard)?, self.ram.len as u64);
         let (flow, (to, from)) = (Flow::default(), channel());
         let (read, stored, driven) = std::thread::scope(|scope| {
             let reader = scope.spawn(|| read(out, ram, &flow, to));
@@ -219,6 +219,7 @@ impl Guest {
             self.qmp.execute("stop", json!({}))?;
         }
         self.qmp.execute("migrate", json!({ "uri": format!("fd:{PIPE}") }))?;
+        let mut sent = Value::Null;
         let rounds = loop {
             let now = Instant::now();
             let answer = self.qmp.execute("query-migrate", json!({}))?;
@@ -234,7 +235,11 @@ impl Guest {
             }
             // It is stopped between two looks.
             begin = if is_emulated { begin } else { now };
-            guard.beat();
+            // One that stands does not wait for a pool that stalls.
+            if !is_emulated || answer["ram"]["transferred"] != sent {
+                guard.beat();
+            }
+            sent = answer["ram"]["transferred"].clone();
             std::thread::sleep(NAP);
         };
         flow.stands.store(true, Ordering::Release);

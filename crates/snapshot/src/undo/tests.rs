@@ -41,7 +41,7 @@ fn a_guest_that_is_being_put_back_is_not_stored_again() {
     let lock = take(Duration::ZERO).unwrap();
     let task = Task { socket: socket.clone(), pid: 1, ran: false, bandwidth: 0, overlays: Vec::new(), downtime: None };
     let guard = Guard::thread();
-    task.watch(&guard, &crate::fake::qemu(|_| json!({})), &lock).unwrap();
+    task.watch(&guard, &crate::fake::qemu(|_| json!({})), &lock, None).unwrap();
     drop(lock);
     let error = take(Duration::from_millis(100)).map(drop).unwrap_err();
     assert!(error.to_string().starts_with("another snapshot of process 1 is being taken"), "{error}");

@@ -27,6 +27,49 @@ fn machine(place: &Place) -> Machine {
     start(place, &words)
 }
 
+/// One with 48 MiB of RAM in which no page is like another: more than waits to be stored.
+fn full_machine(place: &Place) -> Machine {
+    let noise = place.path("noise");
+    let mut random = goes_on::Random::new();
+    let words: Vec<u8> = (0..6 << 20).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect();
+    std::fs::write(&noise, words).unwrap();
+    let loaded = format!("loader,file={},addr=0x1000000,force-raw=on", noise.display());
+    let words = "qemu-system-x86_64 -accel tcg,tb-size=16 -cpu qemu64,-cx16 -m 128 -display none -nodefaults -device";
+    let words: Vec<String> = words.split(' ').map(String::from).chain([loaded]).collect();
+    start(place, &words)
+}
+
+/// QEMU waits in the middle of its stream, where it may answer no monitor.
+#[test]
+fn a_guest_goes_on_while_the_command_that_reads_its_stream_is_stopped() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let machine = full_machine(&place);
+    let (pid, mut qmp) = (machine.pid().to_string(), machine.qmp());
+    let is_running = |qmp: &mut Qmp| status(qmp) == "running";
+    for number in 0..40 {
+        let name = format!("stopped-{number}");
+        let save = ["snapshot", "save", &pid, "--to", "store", "--name", &name];
+        let mut command = place.command(&save).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while is_running(&mut qmp) && command.try_wait().unwrap().is_none() {}
+        e2e::signal_process(command.id() as i32, libc::SIGSTOP);
+        eventually("the guest runs", Duration::from_secs(60), || is_running(&mut qmp).then_some(()));
+        e2e::signal_process(command.id() as i32, libc::SIGCONT);
+        if !command.wait().unwrap().success() {
+            eventually("nothing is left to do", Duration::from_secs(60), || {
+                let done = qmp.execute("query-migrate", json!({}));
+                (is_running(&mut qmp) && done["status"] != "active").then_some(())
+            });
+            place.save(machine.pid(), "whole");
+            return assert_eq!(place.names(), ["whole"]);
+        }
+        place.ok(&["snapshot", "rm", "store", &name]);
+    }
+    panic!("no save was stopped while its guest stood");
+}
+
 #[test]
 fn a_guest_that_was_not_prepared_is_stored_by_a_migration_and_its_clones_go_on() {
     if !can_run() {

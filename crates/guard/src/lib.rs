@@ -11,10 +11,10 @@
 //! ```
 //!
 //! The guard puts back all that it watches when the command has ended without [`Guard::done`].
-//! While anything stands it also does so when the command is stopped (SIGSTOP), or does not beat
-//! for as long as it has promised. It tries until the guest is seen running, or is gone. A command
-//! that comes back later hears of that by [`Guard::runs`]: what it has copied is worth nothing,
-//! since the guest ran meanwhile.
+//! While anything stands it also does so when the command is stopped (SIGSTOP), was killed and does
+//! not end, or does not beat for as long as it has promised. It tries until the guest is seen
+//! running, or is gone. A command that comes back later hears of that by [`Guard::runs`]: what it
+//! has copied is worth nothing, since the guest ran meanwhile.
 //!
 //! Ctrl-Z in the command waits until nothing stands. A guard that is stopped is continued when the
 //! command waits for it. If both are killed, the next command does the guard's work ([`mend`]). The

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use kmem::peer::Peer;
@@ -50,6 +51,9 @@ pub fn run(undo: impl Fn(&Value, &dyn Fn() -> bool) -> bool) -> io::Result<()> {
 /// Listens until there is nothing to put back any more, or that is done.
 pub(crate) fn serve(link: &Conn, undo: Undo<'_>) -> io::Result<()> {
     let command = Peer::of(link)?;
+    // Later there may be no room for a thread, and nothing may be stopped without one.
+    let (pipes, come) = channel::<OwnedFd>();
+    std::thread::Builder::new().spawn(move || come.into_iter().for_each(empty))?;
     let (mut watched, mut mark): (Vec<Watched>, _) = (Vec::new(), None);
     if listen(link, command.pid, &mut watched, &mut mark) {
         return Ok(());
@@ -59,7 +63,7 @@ pub(crate) fn serve(link: &Conn, undo: Undo<'_>) -> io::Result<()> {
     let _ = rustix::net::shutdown(link, Shutdown::Both);
     watched.sort_by_key(|one| rank(&one.stopped));
     // All of them, also if one fails.
-    let left = watched.iter().filter(|one| !one.put_back(command.as_ref(), undo)).count();
+    let left = watched.iter_mut().map(|one| one.put_back(command.as_ref(), undo, &pipes)).filter(|done| !done).count();
     if let (0, Some((path, _))) = (left, mark) {
         let _ = std::fs::remove_file(path);
     }
@@ -76,7 +80,9 @@ fn listen(link: &Conn, command: i32, watched: &mut Vec<Watched>, mark: &mut Opti
         let message = match link.recv(&mut buffer, &mut fds) {
             Ok(Some(0)) | Err(_) => return false,
             Ok(Some(len)) => serde_json::from_slice(&buffer[..len]),
-            Ok(None) if promise.is_some() && (is_stopped(command) || Instant::now() >= end) => return false,
+            Ok(None) if promise.is_some() && (is_stopped(command) || is_dying(command) || Instant::now() >= end) => {
+                return false;
+            }
             Ok(None) => {
                 wait(link, promise.map(|_| LOOK));
                 continue;
@@ -123,34 +129,38 @@ pub(crate) fn is_stopped(pid: i32) -> bool {
     procfs::Stat::of(Some(pid)).is_ok_and(|stat| stat.state() == Some('T'))
 }
 
+/// Whether the process was killed, but does not end, since its first thread waits for storage.
+fn is_dying(pid: i32) -> bool {
+    let pending = field(pid, "SigPnd:").and_then(|signals| u64::from_str_radix(&signals, 16).ok());
+    pending.is_some_and(|signals| signals & 1 << (libc::SIGKILL - 1) != 0)
+}
+
 /// The process that traces a process's first thread, which one of its threads does.
 fn tracer(pid: i32) -> Option<i32> {
-    let number = |pid: i32, field: &str| -> Option<i32> {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        status.lines().find_map(|line| line.strip_prefix(field)?.trim().parse().ok())
-    };
+    let number = |pid, name| -> Option<i32> { field(pid, name)?.parse().ok() };
     number(number(pid, "TracerPid:")?, "Tgid:")
 }
 
+fn field(pid: i32, name: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+}
+
 /// Reads a pipe to its end: QEMU, which waits until it is read, answers nobody meanwhile.
-fn empty(fd: &OwnedFd) {
-    let is_pipe = rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
-    if let (true, Ok(pipe)) = (is_pipe, fd.try_clone()) {
-        std::thread::spawn(move || io::copy(&mut File::from(pipe), &mut io::sink()));
-    }
+fn empty(pipe: OwnedFd) {
+    let _ = io::copy(&mut File::from(pipe), &mut io::sink());
 }
 
 impl Watched {
-    fn put_back(&self, command: Option<&(i32, PidFd)>, undo: Undo<'_>) -> bool {
+    fn put_back(&mut self, command: Option<&(i32, PidFd)>, undo: Undo<'_>, pipes: &Sender<OwnedFd>) -> bool {
         match &self.stopped {
             Stopped::Signal => self.continue_it(),
             Stopped::Trace => self.have_it_let_go(command),
             Stopped::Qmp(task) => {
-                for fd in &self.held {
-                    // The command may be stopped, and QEMU serves one client. A file is no socket.
-                    let _ = rustix::net::shutdown(fd, Shutdown::Both);
-                    empty(fd);
-                }
+                // The command may be stopped, and QEMU serves one client. A file is no socket.
+                self.held.iter().for_each(|fd| _ = rustix::net::shutdown(fd, Shutdown::Both));
+                let kind = |fd: &OwnedFd| rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
+                self.held.extract_if(.., |fd| kind(fd) == Ok(FileType::Fifo)).for_each(|pipe| drop(pipes.send(pipe)));
                 return undo(task, &|| self.process.has_exited());
             }
         }
@@ -179,3 +189,6 @@ impl Watched {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -40,7 +40,7 @@ use crate::qcow2;
 use crate::record::{Description, Disk, Layer, Record};
 use crate::reflink;
 use crate::stream::StreamError;
-use crate::undo::{Lock, Task, UndoError};
+use crate::undo::{FINAL, Lock, Task, UndoError};
 use guests::words::{options, parts};
 pub(crate) use process::Seen;
 pub use process::{is_recycled, wait_until_loaded, wait_until_put_back};
@@ -98,6 +98,8 @@ pub enum SaveError {
     Unprepared(i32),
     #[error("a guest that was not prepared cannot be stored with this: {0}")]
     Words(#[from] PrepareError),
+    #[error("the guest is {0}; neither it nor clones of it would go on: wake it (`system_wakeup`) or start it again")]
+    State(String),
     #[error("the guest's migration capability {0} is on, with which it cannot be stored; turn it off")]
     Capability(String),
     #[error(
@@ -304,8 +306,12 @@ impl Guest {
         let overlays: Vec<Overlay> = self.disks.iter().map(|disk| disk.first_overlay(&options.name)).collect();
         let (socket, pid) = (self.socket.clone(), self.pid);
         let bandwidth = settings["max-bandwidth"].as_u64().unwrap_or(128 << 20);
-        let ran = self.qmp.state()? == "running";
-        let task = Task { socket, pid, ran, bandwidth, overlays, downtime };
+        let state = self.qmp.state()?;
+        // Of a migration QEMU is left in a state of its own, in which it wakes nobody.
+        if state == "suspended" || FINAL.contains(&state.as_str()) {
+            return Err(SaveError::State(state));
+        }
+        let task = Task { socket, pid, ran: state == "running", bandwidth, overlays, downtime };
         task.watch(options.ram.guard, &self.qmp, &self.lock, None)?;
         Ok(task)
     }

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause between two tries to put a guest back.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// States from which `cont` leads nowhere: the guest has ended, or must be reset.
-const FINAL: [&str; 4] = ["shutdown", "guest-panicked", "internal-error", "watchdog"];
+pub(crate) const FINAL: [&str; 4] = ["shutdown", "guest-panicked", "internal-error", "watchdog"];
 
 /// Why a guest cannot be put under a guard's care.
 #[derive(Debug, thiserror::Error)]

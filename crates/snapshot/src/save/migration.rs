@@ -99,8 +99,15 @@ impl Batches<'_> {
     }
 }
 
-/// Splits QEMU's stream; gives the device stream.
-fn read(out: PipeReader, ram: u64, flow: &Flow, to: Sender<Batch>) -> Result<Vec<u8>, SaveError> {
+/// Splits QEMU's stream; gives the device stream. It is read to its end, whatever becomes of it:
+/// the guard has the pipe too, so QEMU would not fail, but wait.
+fn read(mut out: PipeReader, ram: u64, flow: &Flow, to: Sender<Batch>) -> Result<Vec<u8>, SaveError> {
+    let read = read_pages(&out, ram, flow, to);
+    let _ = io::copy(&mut out, &mut io::sink());
+    read
+}
+
+fn read_pages(out: &PipeReader, ram: u64, flow: &Flow, to: Sender<Batch>) -> Result<Vec<u8>, SaveError> {
     let filled = DirtyTree::new(ram / BLOCK as u64).map_err(checkpoint::TakeError::from)?;
     let bytes = AlignedBuf::zeroed(BATCH * BLOCK);
     let mut batches = Batches { flow, to, filled, places: BTreeMap::new(), bytes };
@@ -206,6 +213,8 @@ impl Guest {
             // The reader waits for an end that QEMU has not taken.
             let _ = self.qmp.execute("closefd", json!({ "fdname": PIPE }));
             let _ = self.qmp.execute("migrate_cancel", json!({}));
+            // Its guard has let the guest go on, and ended the monitor's session.
+            whom.1.is_there()?;
         }
         driven
     }
@@ -221,7 +230,7 @@ impl Guest {
         self.qmp.execute("migrate", json!({ "uri": format!("fd:{PIPE}") }))?;
         let mut sent = Value::Null;
         let rounds = loop {
-            let now = Instant::now();
+            let (now, has_ended) = (Instant::now(), flow.stands.load(Ordering::Acquire));
             let answer = self.qmp.execute("query-migrate", json!({}))?;
             let rounds = answer["ram"]["dirty-sync-count"].as_u64().unwrap_or(0);
             if answer["status"] == "pre-switchover" {
@@ -229,6 +238,9 @@ impl Guest {
             }
             if Monitor::is_over(&answer) {
                 return Err(Monitor::why(&answer).into());
+            }
+            if has_ended {
+                return Err(StreamError::Read(io::ErrorKind::BrokenPipe.into()).into());
             }
             if rounds > ROUNDS {
                 return Err(too_fast(&answer["ram"], rounds));

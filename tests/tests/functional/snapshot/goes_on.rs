@@ -210,9 +210,30 @@ fn a_snapshot_that_is_cut_short_at_any_moment_leaves_the_guest_running_and_nothi
     }
     let place = Place::new();
     let (disk, machine) = place.machine_with_disk();
+    cut_short(&place, &disk, &machine);
+}
+
+#[test]
+fn a_migration_that_is_cut_short_at_any_moment_leaves_the_guest_running_and_nothing_else() {
+    if !can_run() {
+        return;
+    }
+    for accelerator in unprepared::accelerators() {
+        let place = Place::new();
+        let disk = place.path("disk.qcow2");
+        e2e::qmp::make_disk(&disk);
+        let drive = format!("file={},if=none,id=d0,format=qcow2", disk.display());
+        let more = ["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"];
+        cut_short(&place, &disk, &unprepared::full_machine(&place, accelerator, &more));
+    }
+}
+
+/// What happens at any moment to those that store the guest of a disk `d0`.
+fn cut_short(place: &Place, disk: &Path, machine: &Machine) {
     let (mut qmp, mut random, mut times) = (machine.qmp(), Random::new(), Times::default());
-    let start = Instant::now();
     place.save(machine.pid(), "first");
+    let start = Instant::now();
+    place.save(machine.pid(), "second");
     let (takes, moments) = (start.elapsed().as_micros() as u64, moments(18));
     let images = || {
         let all = std::fs::read_dir(place.dir.path()).unwrap().flatten();
@@ -237,7 +258,7 @@ fn a_snapshot_that_is_cut_short_at_any_moment_leaves_the_guest_running_and_nothi
         // QEMU started with the same words would find what the guest writes now.
         let now = (moment % 250) as u8 + 1;
         disks::write(&mut qmp, now);
-        eventually("it is there", Duration::from_secs(60), || (disks::byte(&disk) == now).then_some(()));
+        eventually("it is there", Duration::from_secs(60), || (disks::byte(disk) == now).then_some(()));
         // One that is killed while the record is written keeps its image: the guest writes to it.
         after_record = images() - 1 - place.names().len();
     }
@@ -317,19 +338,88 @@ fn a_checkpoint_that_is_cut_short_at_any_moment_leaves_the_process_running() {
 }
 
 /// A file system that writes nothing until this is dropped.
-struct Stalled<'a>(&'a Path);
+struct Stalled(PathBuf);
 
-impl<'a> Stalled<'a> {
-    fn begin(at: &'a Path) -> Self {
+impl Stalled {
+    fn begin(at: &Path) -> Self {
         assert!(Command::new("fsfreeze").arg("-f").arg(at).status().unwrap().success());
-        Self(at)
+        Self(at.to_owned())
     }
 }
 
-impl Drop for Stalled<'_> {
+impl Drop for Stalled {
     fn drop(&mut self) {
-        let _ = Command::new("fsfreeze").arg("-u").arg(self.0).status();
+        let _ = Command::new("fsfreeze").arg("-u").arg(&self.0).status();
     }
+}
+
+/// How long storage stalls: longer than a guard waits, in its lane.
+fn stall() -> Duration {
+    let seconds = std::env::var("PAGEONE_STALL_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(2))
+}
+
+/// A save to a pool that takes nothing any more since the guest, which is emulated, stands.
+fn stalled_save(place: &Place, machine: &Machine, qmp: &mut Qmp, pool: &Path) -> (Child, Stalled) {
+    let pid = machine.pid().to_string();
+    for number in 0..40 {
+        let name = format!("stalled-{number}");
+        let mut command = place.command(&["snapshot", "save", &pid, "--to", "frozen", "--name", &name]);
+        let mut save = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while status(qmp) == "running" && save.try_wait().unwrap().is_none() {}
+        let stalled = Stalled::begin(pool);
+        std::thread::sleep(Duration::from_secs(1));
+        if status(qmp) != "running" {
+            return (save, stalled);
+        }
+        drop(stalled);
+        save.wait().unwrap();
+        place.run(&["snapshot", "rm", "frozen", &name]);
+    }
+    panic!("no pool stalled while its guest stood");
+}
+
+#[test]
+fn a_guest_goes_on_whose_pool_stalls_while_it_stands() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(xfs) = disks::Mounted::xfs(&place) else { return };
+    place.ok(&["pool", "create", "frozen", "--capacity", &xfs.0.join("pool").display().to_string()]);
+    let save_again = |machine: &Machine, name: &str| {
+        place.ok(&["snapshot", "save", &machine.pid().to_string(), "--to", "frozen", "--name", name]);
+    };
+    // Ctrl-C, while its first thread waits for the pool and cannot end.
+    let machine = unprepared::full_machine(&place, unprepared::TCG, &[]);
+    let mut qmp = machine.qmp();
+    let (mut save, stalled) = stalled_save(&place, &machine, &mut qmp, &xfs.0);
+    let begun = Instant::now();
+    e2e::signal_process(save.id() as i32, libc::SIGINT);
+    eventually("the guest runs", Duration::from_secs(30), || (status(&mut qmp) == "running").then_some(()));
+    assert!(begun.elapsed() < guard::PROMISE / 2, "{:?}", begun.elapsed());
+    assert!(save.try_wait().unwrap().is_none());
+    drop(stalled);
+    end_of(&mut save);
+    save_again(&machine, "interrupted");
+    drop(machine);
+    // Nobody does anything, and its guard waits for a minute.
+    let machine = unprepared::full_machine(&place, unprepared::TCG, &[]);
+    let mut qmp = machine.qmp();
+    let (mut save, stalled) = stalled_save(&place, &machine, &mut qmp, &xfs.0);
+    let begun = Instant::now();
+    while status(&mut qmp) != "running" && begun.elapsed() < stall() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    println!("it is {} after {:.1?}", status(&mut qmp), begun.elapsed());
+    let is_long = stall() > Duration::from_secs(70);
+    assert_eq!(status(&mut qmp) == "running", is_long);
+    drop(stalled);
+    assert_eq!(end_of(&mut save).success(), !is_long);
+    let text = std::io::read_to_string(save.stderr.take().unwrap()).unwrap();
+    assert_eq!(text.contains("the guest was let go on"), is_long, "{text}");
+    assert_eq!(status(&mut qmp), "running");
+    save_again(&machine, "whole");
 }
 
 /// QEMU's `stop` waits for the disks: it comes to its end when nobody waits for it any more.
@@ -344,7 +434,6 @@ fn a_guest_goes_on_when_storage_answers_that_stalled_while_it_was_stopped() {
     e2e::qmp::make_disk(&disk);
     let drive = format!("file={},if=none,id=d0,format=qcow2", disk.display());
     let source = place.machine("source", &["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
-    let stall = std::env::var("PAGEONE_STALL_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(2);
     let (mut tries, mut times) = (0, Times::default());
     for what in [None, Some(What::KillCommand), Some(What::EndAll)] {
         let mut was_hit = false;
@@ -376,12 +465,12 @@ fn a_guest_goes_on_when_storage_answers_that_stalled_while_it_was_stopped() {
                         *answered.lock().unwrap() = Instant::now();
                     }
                 });
-                std::thread::sleep(Duration::from_secs(stall) / 2);
+                std::thread::sleep(stall() / 2);
                 if let Some(what) = what {
                     what.happen(&save, &|| ());
                 }
-                std::thread::sleep(Duration::from_secs(stall) / 2);
-                was_hit = answered.lock().unwrap().elapsed() > Duration::from_secs(stall) / 4;
+                std::thread::sleep(stall() / 2);
+                was_hit = answered.lock().unwrap().elapsed() > stall() / 4;
                 since.store(true, Ordering::Relaxed);
                 let begun = Instant::now();
                 drop(stalled);

@@ -1,9 +1,20 @@
 //! Guests that were not started by `pageone run --snapshots`, but have a monitor: QEMU's live
 //! migration stores them.
 
+use std::time::Instant;
+
 use kmem::testing::KernelKey;
 
 use super::*;
+
+/// QEMU emulates the guest.
+pub(super) const TCG: &str = "tcg,tb-size=16";
+
+/// What can run a guest here: only an emulated one stands while it is sent.
+pub(super) fn accelerators() -> Vec<&'static str> {
+    let kvm = testguest::try_kvm().map(|()| "kvm").inspect_err(|why| skipped(&why.to_string()));
+    [TCG].into_iter().chain(kvm).collect()
+}
 
 /// A guest that PageONE did not start. The first monitor is for PageONE, the second for the test.
 fn start(place: &Place, words: &[String]) -> Machine {
@@ -28,14 +39,15 @@ fn machine(place: &Place) -> Machine {
 }
 
 /// One with 48 MiB of RAM in which no page is like another: more than waits to be stored.
-fn full_machine(place: &Place) -> Machine {
+pub(super) fn full_machine(place: &Place, accelerator: &str, more: &[&str]) -> Machine {
     let noise = place.path("noise");
     let mut random = goes_on::Random::new();
     let words: Vec<u8> = (0..6 << 20).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect();
     std::fs::write(&noise, words).unwrap();
     let loaded = format!("loader,file={},addr=0x1000000,force-raw=on", noise.display());
-    let words = "qemu-system-x86_64 -accel tcg,tb-size=16 -cpu qemu64,-cx16 -m 128 -display none -nodefaults -device";
-    let words: Vec<String> = words.split(' ').map(String::from).chain([loaded]).collect();
+    let words = "qemu-system-x86_64 -cpu qemu64,-cx16,-pni -m 128 -display none -nodefaults -accel";
+    let words = words.split(' ').chain([accelerator, "-device", &loaded]).chain(more.iter().copied());
+    let words: Vec<String> = words.map(String::from).collect();
     start(place, &words)
 }
 
@@ -46,18 +58,21 @@ fn a_guest_goes_on_while_the_command_that_reads_its_stream_is_stopped() {
         return;
     }
     let place = Place::new();
-    let machine = full_machine(&place);
+    let machine = full_machine(&place, TCG, &[]);
     let (pid, mut qmp) = (machine.pid().to_string(), machine.qmp());
     let is_running = |qmp: &mut Qmp| status(qmp) == "running";
     for number in 0..40 {
         let name = format!("stopped-{number}");
         let save = ["snapshot", "save", &pid, "--to", "store", "--name", &name];
-        let mut command = place.command(&save).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut command = place.command(&save).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         while is_running(&mut qmp) && command.try_wait().unwrap().is_none() {}
         e2e::signal_process(command.id() as i32, libc::SIGSTOP);
         eventually("the guest runs", Duration::from_secs(60), || is_running(&mut qmp).then_some(()));
         e2e::signal_process(command.id() as i32, libc::SIGCONT);
-        if !command.wait().unwrap().success() {
+        let out = command.wait_with_output().unwrap();
+        if !out.status.success() {
+            let text = String::from_utf8_lossy(&out.stderr);
+            assert!(text.contains("the guest was let go on"), "{text}");
             eventually("nothing is left to do", Duration::from_secs(60), || {
                 let done = qmp.execute("query-migrate", json!({}));
                 (is_running(&mut qmp) && done["status"] != "active").then_some(())
@@ -68,6 +83,31 @@ fn a_guest_goes_on_while_the_command_that_reads_its_stream_is_stopped() {
         place.ok(&["snapshot", "rm", "store", &name]);
     }
     panic!("no save was stopped while its guest stood");
+}
+
+/// Nobody reads QEMU's stream any more, and the guard keeps it open.
+#[test]
+fn a_guest_whose_pool_is_full_goes_on_at_once() {
+    if !can_run() {
+        return;
+    }
+    for accelerator in accelerators() {
+        let place = Place::new();
+        let small = full::Small::new(&place, "small", 24);
+        place.ok(&["pool", "create", "small", "--capacity", &small.0.join("pool").display().to_string()]);
+        let machine = full_machine(&place, accelerator, &[]);
+        let (pid, start) = (machine.pid().to_string(), Instant::now());
+        let save = ["snapshot", "save", &pid, "--to", "small", "--name", "no"];
+        let mut command = place.command(&save).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("the save ends", Duration::from_secs(30), || command.try_wait().unwrap());
+        println!("{accelerator}: {:.1?}", start.elapsed());
+        assert!(start.elapsed() < guard::PROMISE / 2);
+        let out = command.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && text.contains("pool small is full"), "{text}");
+        assert_eq!(status(&mut machine.qmp()), "running");
+        assert_eq!(place.ok(&["snapshot", "ls", "small", "--json"]).trim(), "[]");
+    }
 }
 
 #[test]
@@ -196,4 +236,26 @@ fn a_guest_that_stands_still_is_stored_and_stands_still_afterwards() {
     machine.qmp().execute("cont", json!({}));
     assert_eq!(status(&mut machine.qmp()), "running");
     place.save(machine.pid(), "running");
+}
+
+/// QEMU would forget that it sleeps, and so never wake it.
+#[test]
+fn a_guest_that_sleeps_is_refused_and_wakes_afterwards() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    for machine in [machine(&place), place.machine("prepared", &[])] {
+        let (pid, mut qmp) = (machine.pid().to_string(), machine.qmp());
+        // The firmware sets the ports of ACPI; the guest says there that it sleeps (S3).
+        eventually("it sleeps", Duration::from_secs(60), || {
+            qmp.monitor("o /w 0x604 0x2400");
+            (status(&mut qmp) == "suspended").then_some(())
+        });
+        let text = place.fails(&["snapshot", "save", &pid, "--to", "store", "--name", "asleep"]);
+        assert!(text.contains("the guest is suspended; neither it nor clones of it would go on"), "{text}");
+        qmp.execute("system_wakeup", json!({}));
+        eventually("it wakes", Duration::from_secs(20), || (status(&mut qmp) == "running").then_some(()));
+        assert!(place.names().is_empty());
+    }
 }

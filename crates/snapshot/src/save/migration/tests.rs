@@ -1,7 +1,10 @@
 //! Batches of pages, and what a guest that QEMU sends is told.
 
+use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use super::super::PIPE_BYTES;
 use super::super::tests::{RUNS, answer, lock};
 use super::*;
 use crate::fake;
@@ -34,6 +37,16 @@ fn of_a_page_the_last_content_counts_and_zeros_only_where_something_was() {
     assert_eq!(collect(&many)[BATCH..], [(0, 0), (1, 3)]);
 }
 
+/// QEMU, which sends it, would wait: the guard has the pipe, too.
+#[test]
+fn a_stream_that_is_not_understood_is_read_to_its_end() {
+    let (out, mut into) = io::pipe().unwrap();
+    let sent = std::thread::spawn(move || into.write_all(&vec![1; PIPE_BYTES]));
+    let error = read(out, 1 << 20, &Flow::default(), channel().0).unwrap_err();
+    assert!(matches!(error, SaveError::Split(StreamError::Unknown(_))), "{error}");
+    sent.join().unwrap().unwrap();
+}
+
 #[test]
 fn a_guest_that_is_too_fast_is_told_what_would_do() {
     let error = too_fast(&json!({ "remaining": 409_600_000, "mbps": 819.2 }), 31);
@@ -58,17 +71,43 @@ fn an_emulated_guest_stands_before_it_is_sent() {
                 asked => answer(RUNS, asked),
             }
         });
-        let mut guest = Guest::ask(1, lock(), qmp, "/nonexistent/guest.qmp".into(), Description::default()).unwrap();
+        let (mut guest, task) = being_sent(qmp);
         all.lock().unwrap().clear();
-        let task = Task {
-            socket: "/nonexistent/guest.qmp".into(),
-            pid: 1,
-            ran: true,
-            bandwidth: 0,
-            overlays: Vec::new(),
-            downtime: None,
-        };
         guest.drive((&task, &Guard::thread()), &Default::default()).unwrap_err();
         assert_eq!(all.lock().unwrap()[..expected.len()], *expected);
     }
+}
+
+fn being_sent(qmp: Monitor) -> (Guest, Task) {
+    let socket: PathBuf = "/nonexistent/guest.qmp".into();
+    let guest = Guest::ask(1, lock(), qmp, socket.clone(), Description::default()).unwrap();
+    (guest, Task { socket, pid: 1, ran: true, bandwidth: 0, overlays: Vec::new(), downtime: None })
+}
+
+/// A pool that is full stores nothing more.
+#[test]
+fn what_nobody_stores_any_more_is_sent_no_longer() {
+    let mut looks = 0;
+    let looks = Mutex::new(move || {
+        looks += 1;
+        if looks == 1 || looks > 100 { json!({ "status": "none" }) } else { json!({ "status": "active" }) }
+    });
+    let qmp = fake::qemu(move |asked| match asked {
+        "query-migrate" => looks.lock().unwrap()(),
+        asked => answer(RUNS, asked),
+    });
+    let (mut guest, task) = being_sent(qmp);
+    let error = guest.drive((&task, &Guard::thread()), &Flow { stands: true.into(), ..Flow::default() }).unwrap_err();
+    assert!(matches!(error, SaveError::Split(StreamError::Read(_))), "{error}");
+}
+
+/// As after a moment in which the command was stopped.
+#[test]
+fn a_save_whose_guard_has_let_the_guest_go_on_says_so() {
+    let guard = Guard::start(&["true".into()]).unwrap();
+    let (mut guest, task) = being_sent(fake::qemu(|asked| answer(RUNS, asked)));
+    // The guard ends.
+    while guard.is_there().is_ok() {}
+    let error = guest.drive((&task, &guard), &Flow::default()).unwrap_err();
+    assert!(matches!(error, SaveError::Guard(guard::GuardError::LetGo)), "{error}");
 }

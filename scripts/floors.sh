@@ -133,6 +133,7 @@ crates/kmem/src/ksm.rs settings of the kernel
 crates/mpool/src/disk/file_system.rs a pool's own files
 crates/mpool/src/fuzzing.rs pools of the fuzzers
 crates/mpool/src/pool/registry.rs a pool's name
+crates/pageone/src/cmd/ksm/kept.rs notes in /run
 crates/pageone/src/reference.rs pages of the reference, in a test
 crates/snapshot/src/names.rs names of a guest's images
 crates/snapshot/src/qcow2.rs images beside a guest's, with their owner

@@ -58,7 +58,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, a harvest waits for a task that is throttled" "$kernel" 300 'OPTIONS=no_bounded_wait=1 TESTS=throttled_writes MUST_FAIL=1' || failed=1
     boot "Linux $version, a sealed file is punched before it is refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=sealed MUST_FAIL=1' || failed=1
     boot "Linux $version, requests change something before they are refused" "$kernel" 300 'OPTIONS=no_first_check=1 TESTS=wrong_values MUST_FAIL=1' || failed=1
-    boot "Linux $version, pages become private in the midst of faults and looks" "$kernel" 300 'OPTIONS=slow_around=1500 TESTS=whole_pages,full_allocate' || failed=1
+    boot "Linux $version, pages become private in the midst of faults" "$kernel" 300 'OPTIONS=slow_around=1500 TESTS=whole_pages' || failed=1
     boot "Linux $version, who merges pays" "$kernel" 300 'OPTIONS=no_payer=1 TESTS=memcg MUST_FAIL=1' || failed=1
     boot "Linux $version, the daemon pays for a store" "$kernel" 300 'OPTIONS=no_payer=1 TESTS=memcg_lent MUST_FAIL=1' || failed=1
     boot "Linux $version, a copy waits for room that others have taken" "$kernel" 300 'OPTIONS=no_sure_charge=1,slow=300 TESTS=memcg_race MUST_FAIL=1' || failed=1

@@ -2,10 +2,11 @@
 //! limit.
 //!
 //! [`governor::Pace`] decides; here are the clocks. Every worker calls [`Pacer::pause`] where it
-//! holds no lock. CPU time of this process is charged by itself, whichever thread uses it. CPU time
-//! that agents use for the daemon is charged as they report it ([`Pacer::charge_agents`]); until
-//! then, the pages they were given count as *in hand*. While the host is short of memory
-//! (PSI), merging helps, and a second, higher limit applies.
+//! holds no lock. CPU time of this process is charged by itself, whichever thread uses it, but for
+//! what anybody may cause ([`Pacer::apart`]): connections would stop merging for all. CPU time that
+//! agents use for the daemon is charged as they report it ([`Pacer::charge_agents`]); until then,
+//! the pages they were given count as *in hand*. While the host is short of memory (PSI), merging
+//! helps, and a second, higher limit applies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -99,6 +100,8 @@ pub(crate) struct Pacer {
     started: Instant,
     /// CPU time so far, in nanoseconds.
     clock: fn() -> u64,
+    /// Of that, what is not charged.
+    apart: AtomicU64,
     /// When agents were last charged: microseconds after `started`.
     charged: AtomicU64,
     state: Mutex<State>,
@@ -127,7 +130,13 @@ impl Pacer {
             told: None,
             users: BTreeMap::new(),
         };
-        Self { started: Instant::now(), clock, charged: AtomicU64::default(), state: Mutex::new(state) }
+        Self {
+            started: Instant::now(),
+            clock,
+            apart: AtomicU64::default(),
+            charged: AtomicU64::default(),
+            state: Mutex::new(state),
+        }
     }
 
     /// Other limits, from the next scan and the next piece of work on.
@@ -214,6 +223,14 @@ impl Pacer {
         }
     }
 
+    /// Does, for a short time, what is not merging: its CPU time is not charged.
+    pub(crate) fn apart<T>(&self, act: impl FnOnce() -> T) -> T {
+        let before = kmem::cpu::thread_time();
+        let result = act();
+        self.apart.fetch_add((kmem::cpu::thread_time() - before).as_nanos() as u64, Relaxed);
+        result
+    }
+
     /// Whether agents are to be charged now, by this thread.
     pub(crate) fn is_charge_due(&self) -> bool {
         let (now, last) = (self.started.elapsed().as_micros() as u64, self.charged.load(Relaxed));
@@ -260,7 +277,7 @@ impl Pacer {
             let mut used = others;
             if now.saturating_sub(state.settled) >= least.max(SETTLE) {
                 state.settled = now;
-                let own = (self.clock)();
+                let own = (self.clock)().saturating_sub(self.apart.load(Relaxed));
                 used += own.saturating_sub(state.own);
                 state.own = state.own.max(own);
             }

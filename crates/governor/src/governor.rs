@@ -301,8 +301,14 @@ impl Governor {
     /// long batch that begins at expensive pages is noticed too late, after it has covered the
     /// cheap ones behind them.
     fn share(&self) -> f64 {
-        let limit = self.settings.max_cpu / 100.0;
+        let limit = self.limit();
         (self.window.allowance(limit) / SOON).min(BUSIEST).max(limit * AIM)
+    }
+
+    /// The CPU limit, as a share of a CPU, less what a page a batch takes: no batch has fewer.
+    fn limit(&self) -> f64 {
+        let limit = self.settings.max_cpu / 100.0;
+        limit - (self.costs.worst / self.sleep).min(limit / 2.0)
     }
 
     /// The kernel's advice after a whole scan.
@@ -322,7 +328,7 @@ impl Governor {
         if self.settings.mode != Mode::Target {
             return Decision { pages: wanted, ..self.as_is(now, cause) };
         }
-        let limit = self.settings.max_cpu / 100.0;
+        let limit = self.limit();
         let aim = self.share();
         let risk = Risk {
             allowance: self.window.allowance(limit),
@@ -335,7 +341,8 @@ impl Governor {
         let average = if aim < 1.0 { self.model.pause * aim / (1.0 - aim) / cost } else { f64::INFINITY };
         let far = if f64::from(wanted) <= guard(&risk, FAR) { FAR } else { NEAR };
         let allowed = average.min(guard(&risk, far));
-        let pages = wanted.min(allowed as u32);
+        // With 0 ksmd would scan nothing, for ever if this program is killed now.
+        let pages = wanted.min(allowed as u32).max(1);
         let limited = pages < wanted;
         let cause = match (std::mem::replace(&mut self.limited, limited), limited, cause) {
             (_, true, Cause::Unchanged) => Cause::CpuLimit,

@@ -23,7 +23,7 @@ impl Progress {
     /// Shows nothing before something [begins](Self::begin).
     pub fn new(shown: Shown) -> Self {
         let bar = Self(if shown == Shown::Never { ProgressBar::hidden() } else { ProgressBar::new(0) });
-        bar.set_template(KNOWN);
+        bar.set_template(UNKNOWN);
         bar
     }
 
@@ -35,10 +35,10 @@ impl Progress {
 
     /// What is done from now on, and how many bytes that is, if it is known.
     pub fn begin(&self, what: &str, bytes: Option<u64>) {
-        self.name(what);
-        self.set_template(if bytes.is_some() { KNOWN } else { UNKNOWN });
         self.0.reset();
         self.0.set_length(bytes.unwrap_or(0));
+        self.set_template(if bytes.is_some() { KNOWN } else { UNKNOWN });
+        self.name(what);
     }
 
     /// What is being done.

@@ -54,7 +54,7 @@ pub fn fit(text: &str, width: usize) -> String {
                 let _ = write!(out, "{:indent$}{word}", "");
             } else if line.chars().count() > width && column + gap.chars().count() + length > width {
                 column = indent + 2 + length;
-                let _ = write!(out, "{}\n{:2$}{word}", gap.trim_end(), "", indent + 2);
+                let _ = write!(out, "\n{:1$}{word}", "", indent + 2);
             } else {
                 column += gap.chars().count() + length;
                 let _ = write!(out, "{gap}{word}");
@@ -87,7 +87,7 @@ mod tests {
     fn long_lines_are_broken_between_their_parts_and_short_ones_stay() {
         assert_eq!(fit("a  b\n\n    c   d\n", 9), "a  b\n\n    c   d\n");
         assert_eq!(fit("  one two three\n", 9), "  one two\n    three\n");
-        assert_eq!(fit(" a 1 · b 2 · c 3\n", 10), " a 1 · b 2 ·\n   c 3\n");
+        assert_eq!(fit(" a 1 · b 2 · c 3\n", 10), " a 1 · b 2\n   c 3\n");
         assert_eq!(fit("überlang\n", 3), "überlang\n");
     }
 

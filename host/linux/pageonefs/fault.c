@@ -3,6 +3,7 @@
  * Page faults. A read of a merged page maps its frame (read.c); a write makes a private page of it.
  * All else is tmpfs's.
  */
+#include <linux/delay.h>
 #include <linux/highmem.h>
 
 #include "fault.h"
@@ -24,7 +25,8 @@ static vm_fault_t first_write(struct pofs_inode *pi, pgoff_t index)
 	if (pofs_mark_dirty(pi, index))
 		return VM_FAULT_OOM;
 	pofs_count(first_writes);
-	pofs_sleep(pofs_slow_us);
+	if (unlikely(pofs_slow_us))
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
 	return VM_FAULT_LOCKED;
 }
 

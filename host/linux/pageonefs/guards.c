@@ -58,7 +58,7 @@ GUARD(no_end_check, "pages beyond a file's end merge");
 
 unsigned int pofs_slow_us, pofs_slow_around;
 module_param_named(slow_around, pofs_slow_around, uint, 0400);
-MODULE_PARM_DESC(slow_around, "microseconds between the look for entries around a fault and the mapping, and between looks at a file's tables");
+MODULE_PARM_DESC(slow_around, "microseconds between the look for entries around a fault and the mapping");
 module_param_named(slow, pofs_slow_us, uint, 0400);
 MODULE_PARM_DESC(slow, "microseconds between a dirty bit or an entry and the mapping, between a hole and its bit, and after a huge page");
 #endif

@@ -2,6 +2,7 @@
 /*
  * A file: inode.h. What is done to its entries, and to its dirty bits, by all who change it.
  */
+#include <linux/delay.h>
 #include <linux/highmem.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
@@ -127,7 +128,8 @@ void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 
 void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 {
-	pofs_sleep(pofs_slow_us);
+	if (unlikely(pofs_slow_us))
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
 	/* A harvest may have begun before pofs_cut_begin(). */
 	pofs_mark_dirty_range(pi, first, last);
 	if (pofs_no_cut_bits)
@@ -197,11 +199,8 @@ int pofs_room_holes(struct pofs_room *room, struct pofs_inode *pi, pgoff_t first
 	pofs_recount(inode);
 	do {
 		before = holes;
-		holes = last - first + 1 - pofs_table_count(&pi->merged, first, last);
-		/* What becomes private meanwhile is in the other table before: then it is fewer. */
-		smp_rmb();
-		pofs_sleep(pofs_slow_around);
-		holes -= pofs_table_count(&inode->i_mapping->i_pages, first, last);
+		holes = last - first + 1 - pofs_table_count(&inode->i_mapping->i_pages, first, last) -
+			pofs_table_count(&pi->merged, first, last);
 		ret = pofs_room_enter(room, account, max(holes, 0L), 1);
 		/* Others may have filled some of them: then it is fewer. */
 	} while ((ret == -ENOSPC && holes < before) || (ret == -EAGAIN && !(ret = pofs_room_wait(room))));
@@ -392,13 +391,14 @@ static int make_one(struct pofs_inode *pi, pgoff_t index)
 
 	if (error)
 		return error;
-	pofs_sleep(pofs_slow_us);
+	if (unlikely(pofs_slow_us))
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
 	if (pofs_no_whole_page) {
 		/* Zeros are in the file, and nobody holds their lock. */
 		page = shmem_read_mapping_page(pofs_vfs(pi)->i_mapping, index);
 		if (!IS_ERR(page))
 			put_page(page);
-		pofs_sleep(pofs_slow_us);
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
 	}
 	/* The payer had room. If others have taken it since, its limit is passed by this page. */
 	flags = pofs_no_sure_charge ? 0 : memalloc_noreclaim_save();

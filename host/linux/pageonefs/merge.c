@@ -5,6 +5,7 @@
  * are stored together, and then these pages leave the file together. Nothing is locked but these
  * pages, so batches of one domain and of one file run beside each other.
  */
+#include <linux/delay.h>
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>

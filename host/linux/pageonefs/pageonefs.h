@@ -73,7 +73,6 @@
 #ifndef PAGEONEFS_H
 #define PAGEONEFS_H
 
-#include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/percpu.h>
@@ -93,7 +92,6 @@ extern unsigned int pofs_slow_us, pofs_slow_around;
 #define pofs_slow_us 0
 #define pofs_slow_around 0
 #endif
-#define pofs_sleep(us) do { if (unlikely(us)) usleep_range(us, (us) + 1); } while (0)
 POFS_GUARD(no_pin_check); POFS_GUARD(no_pin_bits); POFS_GUARD(no_handshake);
 POFS_GUARD(no_cut_bits); POFS_GUARD(no_compare); POFS_GUARD(no_punch_check);
 POFS_GUARD(no_huge_bits); POFS_GUARD(no_frame_wait); POFS_GUARD(no_recall);

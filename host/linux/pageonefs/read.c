@@ -3,6 +3,7 @@
  * Reads of merged pages: the frame is mapped, and frames beside it; or it is left to the kernel to
  * map it, or to copy it.
  */
+#include <linux/delay.h>
 #include <linux/pagemap.h>
 
 #include "read.h"
@@ -123,7 +124,8 @@ static vm_fault_t give_frame(struct vm_fault *vmf, struct pofs_inode *pi, struct
 		put_page(frame);
 		return VM_FAULT_NOPAGE;
 	}
-	pofs_sleep(pofs_slow_us);
+	if (unlikely(pofs_slow_us))
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
 	vmf->page = frame;
 	return VM_FAULT_LOCKED;
 }

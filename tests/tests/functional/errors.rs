@@ -125,7 +125,7 @@ fn each_failure_is_said_by_its_sentence() {
         (asked(&["attach", &threads[0]]), "is a thread of process"),
         (alone(dir, &["checkpoint", "--to", "made", &asleep]), "has no memory to store"),
         (alone(dir, &["checkpoint", "--to", "made", "999999999"]), "no process"),
-        (alone(dir, &["restore", "made", "nope", "--to", "out"]), "no checkpoint is called"),
+        (alone(dir, &["restore", "made", "nope", "--to", "out"]), "nothing in the pool is called"),
         (alone(dir, &["pool", "create", "--capacity", "./new", "bad name"]), "is no name for a pool"),
         (alone(dir, &["pool", "create", "--capacity", "./made", "again"]), "holds a pool, or a class of one"),
         (alone(dir, &["pool", "rebuild", "./lost"]), "this writes the superblocks"),

@@ -205,6 +205,13 @@ fn a_store_that_cannot_grow_pauses_merging_and_loses_nothing() {
         domains.iter().find_map(|d| d["paused"].as_str().map(str::to_string))
     });
     assert!(paused.contains("cgroup"), "{paused}");
+    // Each frame that is there has both of its pages.
+    eventually("what needs no new frame is merged", Duration::from_secs(60), || {
+        let status = daemon.status();
+        println!("{} {}", status["pages_shared"], status["pages_sharing"]);
+        let [frames, further] = ["pages_shared", "pages_sharing"].map(|name| status[name].as_u64().unwrap());
+        (frames > 1000 && further * 20 >= frames * 19).then_some(())
+    });
     client.go();
     group.limit(1 << 30);
     daemon.wait_merged(client.pid(), 65_536);

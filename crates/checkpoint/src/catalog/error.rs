@@ -50,7 +50,7 @@ pub enum StoreError {
     Again(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(transparent)]
     Damaged(#[from] CatalogDamage),
-    #[error("others have stored a checkpoint called {0:?} meanwhile; give another name with --name")]
+    #[error("others have stored a {0:?} meanwhile; give another name with --name")]
     Taken(String),
     #[error("mblocks of the pool that are needed were removed meanwhile, perhaps by another version: try again")]
     Removed,
@@ -97,13 +97,11 @@ pub struct CatalogDamage {
 #[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum BeginError {
     #[error(
-        "there is a checkpoint called {0:?} already; give another name with --name, or remove that one with \
+        "there is a {0:?} in the pool already; give another name with --name, or remove that one with \
              `pageone pool rm`"
     )]
     Exists(String),
-    #[error(
-        "a checkpoint's name has 1 to 127 bytes, and no control characters; give such a name with --name, or leave --name out"
-    )]
+    #[error("a name has 1 to 127 bytes, and no control characters; give such a name with --name, or leave --name out")]
     Name,
     #[error(transparent)]
     Damaged(#[from] CatalogDamage),
@@ -115,9 +113,9 @@ pub enum BeginError {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum FindError {
-    #[error("no checkpoint is called {0:?}; `pageone pool ls` shows those there are")]
+    #[error("nothing in the pool is called {0:?}; `pageone pool ls` shows those there are")]
     Missing(String),
-    #[error("no checkpoint is called {name:?}, and {damage}")]
+    #[error("nothing in the pool is called {name:?}, and {damage}")]
     MissingFromDamaged { name: String, damage: CatalogDamage },
 }
 

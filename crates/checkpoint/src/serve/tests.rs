@@ -39,7 +39,7 @@ fn committed_checkpoints_are_restored_while_the_next_one_is_written() {
     assert_eq!(names(list(&path).unwrap()), ["one"]);
     let other = dir.path().join("other");
     let error = restored(&path, "two", &other).unwrap_err().to_string();
-    assert!(error.contains("no checkpoint is called \"two\""), "{error}");
+    assert!(error.contains("nothing in the pool is called \"two\""), "{error}");
     assert_eq!(other.metadata().unwrap().len(), 0, "nothing is written");
     drop(writer);
     let catalog = store(all.into_catalog(), "two", 2);

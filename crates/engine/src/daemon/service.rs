@@ -201,16 +201,22 @@ impl Service {
     fn handle(&mut self, token: u64, ready: &mut Ready) {
         let number = token as u32;
         match token {
-            LISTENER => self.accept(),
+            LISTENER => self.apart(Self::accept),
             WAKE => {
                 let _ = rustix::io::read(&*self.wake, &mut [0u8; 8]);
-                self.take_admitted();
+                self.apart(Self::take_admitted);
             }
             NEWS => self.files.news(),
             _ if token >> 32 == HANDSHAKE >> 32 => ready.handshakes.push(number),
             _ if token >> 32 == CLIENT >> 32 => ready.clients.push(ClientId(number)),
             _ => self.process_ended(ClientId(number)),
         }
+    }
+
+    /// Does what strangers may cause: merging does not wait for it.
+    fn apart<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        let shared = self.shared.clone();
+        shared.pacer.apart(|| act(self))
     }
 
     fn watch(&self, fd: impl AsFd, token: u64) -> bool {

@@ -35,6 +35,15 @@ fn a_worker_uses_no_more_than_its_share() {
 }
 
 #[test]
+fn what_is_not_merging_is_not_charged() {
+    let pacer = pacer(LIMITS);
+    pacer.apart(|| burn(Duration::from_millis(300)));
+    assert_eq!(pacer.settle(0, Duration::ZERO).1, Duration::ZERO, "300 ms would be waited for 2.7 s");
+    burn(Duration::from_millis(300));
+    assert!(pacer.settle(0, Duration::ZERO).1 > Duration::from_secs(2), "what it does itself is");
+}
+
+#[test]
 fn agents_count_once_and_a_worker_that_is_to_end_does_not_wait() {
     let pacer = pacer(LIMITS);
     pacer.charge_agents(1_000_000_000, 0);

@@ -33,7 +33,7 @@ proptest! {
             plant.content = content.clone();
             let decisions = plant.govern(&mut governor, 15.0 * (n + 1) as f64);
             for decision in decisions {
-                prop_assert!(decision.pages <= settings.max_pages);
+                prop_assert!((1..=settings.max_pages).contains(&decision.pages));
                 let kept = decision.pages >= settings.min_pages || decision.bound.is_some_and(|b| b.contains("CPU"));
                 prop_assert!(kept, "{decision}");
             }

@@ -1,6 +1,7 @@
 //! `pageone ksm`: governing and showing the kernel's same-page merging (KSM).
 
 mod advise;
+mod kept;
 mod report;
 mod scanner;
 mod status;

@@ -325,52 +325,6 @@ static void full_holes(void)
 	mount_end("/holes");
 }
 
-static void *writer(void *of)
-{
-	struct area *a = of;
-
-	for (;;) {
-		pthread_barrier_wait(&both);
-		if (sh->stop)
-			return of;
-		for (uint32_t i = 0; i < a->f.pages; i++)
-			if (write_fails(at(a->m, i) + 8, 1))
-				BAD("a write");
-		pthread_barrier_wait(&both);
-	}
-}
-
-/* A file is allocated that is there already, while its pages become private: that needs no room. */
-static void full_allocate(void)
-{
-	struct area a;
-	pthread_t other;
-	int refusals = 0, private = 0, rounds;
-
-	mount_make("/there", MANY, "");
-	a = area_make(MANY);
-	signal(SIGBUS, on_bus);
-	pthread_barrier_init(&both, 0, 2);
-	pthread_create(&other, 0, writer, &a);
-	for (rounds = 0; rounds < 100; rounds++) {
-		fill_area(&a);
-		merge_area(&a);
-		pthread_barrier_wait(&both);
-		while (!state(&a).private_pages)
-			;
-		private += state(&a).private_pages;
-		refusals += !!fallocate(a.f.fd, 0, 0, MANY * PAGE);
-		pthread_barrier_wait(&both);
-	}
-	sh->stop = 1;
-	pthread_barrier_wait(&both);
-	pthread_join(other, 0);
-	printf("    %d of %d were refused; each began when %d pages of %d were private\n", refusals, rounds, private / rounds, MANY);
-	CHECK(!refusals && private / rounds < MANY / 2);
-	area_end(&a);
-	mount_end("/there");
-}
-
 /* What is refused at the limit: it changes nothing. */
 static void full_refused(void)
 {
@@ -448,5 +402,5 @@ static void full_plain(void)
 
 const struct test account_tests[] = {
 	{ "full_idle", full_idle }, { "full_merge", full_merge }, { "full_read", full_read }, { "full_steal", full_steal },
-	{ "full_holes", full_holes }, { "full_allocate", full_allocate }, { "full_refused", full_refused }, { "full_plain", full_plain }, { 0 },
+	{ "full_holes", full_holes }, { "full_refused", full_refused }, { "full_plain", full_plain }, { 0 },
 };

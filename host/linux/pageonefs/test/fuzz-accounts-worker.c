@@ -85,9 +85,6 @@ void look_for_room(void)
 void change(const struct range *g, const char *deed, int what)
 {
 	look_for_room();
-	/* Before any version is odd: who comes after a killed worker makes all even. */
-	w->pending[me.number] = *g;
-	__atomic_store_n(&w->active[me.number], true, 5);
 	for (uint32_t i = 0; i < g->n; i++) {
 		struct model *p = model(g, i);
 
@@ -98,6 +95,8 @@ void change(const struct range *g, const char *deed, int what)
 			p->here = HERE_MAYBE;
 		__atomic_add_fetch(&p->version, 1, 5);
 	}
+	w->pending[me.number] = *g;
+	__atomic_store_n(&w->active[me.number], true, 5);
 }
 
 void changed(const struct range *g, int here)
@@ -242,13 +241,11 @@ long renew(void)
 		munmap(me.map[1], OWN_PAGES * PAGE);
 	if (me.fd[1] > 0)
 		close(me.fd[1]);
-	file_goes(me.number);
 	changed(&all, HERE_NO);
 	mount_path(path, me.tenant);
 	me.fd[1] = open(path, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
 	if (me.fd[1] < 0 || ftruncate(me.fd[1], OWN_PAGES * PAGE))
 		BAD("a file");
-	__atomic_store_n(&w->file[me.number], true, 5);
 	w->own[me.number] = OWN_PAGES;
 	map_file(1);
 	become(0);

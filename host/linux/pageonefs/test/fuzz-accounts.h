@@ -63,8 +63,6 @@ struct world {
 	bool active[HANDS];
 	uint32_t own[HANDS];
 	uint64_t inode[TENANTS][1 + WORKERS];
-	bool file[HANDS];	/* there is one of its own */
-	long inodes[TENANTS];	/* without these */
 	char *map[HANDS][2];
 	int fd[HANDS][2];
 	pid_t pid[HANDS];
@@ -87,7 +85,6 @@ void become(uid_t user);
 void may_fail(bool on);
 int group_write(const char *group, const char *file, long value);
 void mount_path(char *path, int tenant);
-void file_goes(int hand);
 
 /* fuzz-accounts-worker.c, fuzz-accounts-daemon.c */
 void worker_runs(int number, uint64_t seed, bool first);

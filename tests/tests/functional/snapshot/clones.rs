@@ -80,7 +80,7 @@ fn a_guest_is_stored_while_it_works_and_two_clones_go_on_and_diverge() {
     both.clones.iter().for_each(|clone| assert!(clone.runs()));
     drop(both);
     assert_eq!(place.names(), ["second"]);
-    assert!(place.fails(&["snapshot", "run", "store", "first"]).contains("no checkpoint is called"));
+    assert!(place.fails(&["snapshot", "run", "store", "first"]).contains("nothing in the pool is called"));
     place.ok(&["pool", "check", "store"]);
 }
 

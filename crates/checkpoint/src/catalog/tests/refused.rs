@@ -20,13 +20,13 @@ fn names_that_are_taken_or_cannot_be_are_refused() {
     let refused = |name: &str| all.begin(name).map(drop).unwrap_err();
     let error = refused("one");
     assert!(matches!(error, BeginError::Exists(_)), "{error}");
-    assert!(error.to_string().starts_with("there is a checkpoint called \"one\" already; give another"), "{error}");
+    assert!(error.to_string().starts_with("there is a \"one\" in the pool already; give another"), "{error}");
     for name in ["", &"x".repeat(128), "two\nrows", "\u{1b}[31m", "nul\0"] {
         let error = refused(name);
         assert!(matches!(error, BeginError::Name), "{error}");
         assert_eq!(
             error.to_string(),
-            "a checkpoint's name has 1 to 127 bytes, and no control characters; give such a name with --name, or leave \
+            "a name has 1 to 127 bytes, and no control characters; give such a name with --name, or leave \
              --name out"
         );
     }
@@ -98,7 +98,10 @@ fn a_damaged_list_is_said_and_nothing_is_changed() {
     let error = catalog.find("first").unwrap_err();
     assert!(matches!(error, FindError::MissingFromDamaged { .. }), "{error}");
     let text = error.to_string();
-    assert!(text.starts_with("no checkpoint is called \"first\", and the list of checkpoints in pool test"), "{text}");
+    assert!(
+        text.starts_with("nothing in the pool is called \"first\", and the list of checkpoints in pool test"),
+        "{text}"
+    );
     let error = catalog.remove("second").unwrap_err();
     assert!(matches!(error, RemoveError::Damaged(_)), "{error}");
     assert!(error.to_string().starts_with("the list of checkpoints in pool test is damaged ("), "{error}");

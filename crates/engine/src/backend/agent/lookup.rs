@@ -89,6 +89,10 @@ pub(super) struct Lookup<'a> {
     pub(super) verdicts: Vec<(PageNo, Verdict)>,
     /// Contents that were new, of small pages, since this was last set to 0.
     pub(super) firsts: usize,
+    /// Why the store could not grow for a page of the pass. What needs no new frame is merged.
+    pub(super) full: Option<GrowError>,
+    /// The store may still grow for this chunk: to ask costs more than to read a page.
+    grows: bool,
     pub(super) requests: Outgoing,
 }
 
@@ -103,14 +107,17 @@ impl<'a> Lookup<'a> {
             sighted: Vec::new(),
             verdicts: Vec::new(),
             firsts: 0,
+            full: None,
+            grows: true,
             requests: Outgoing::default(),
         }
     }
 
-    /// Looks the pages of a chunk up and fills [`Lookup::verdicts`].
-    /// `Err`: the store is full. The verdicts on the pages before stand.
-    pub(super) fn look_up(&mut self, chunk: &mut Chunk<'_>) -> Result<(), GrowError> {
+    /// Looks the pages of a chunk up and fills [`Lookup::verdicts`]. A page that the store cannot
+    /// grow for has none.
+    pub(super) fn look_up(&mut self, chunk: &mut Chunk<'_>) {
         self.verdicts.clear();
+        self.grows = true;
         let nowhere = self.find_all(chunk);
         let in_huge = self.in_huge_pages(chunk);
         for (at, &page) in chunk.pages.iter().enumerate() {
@@ -126,17 +133,18 @@ impl<'a> Lookup<'a> {
             let verdict = if in_huge.binary_search(&page).is_ok() {
                 self.look_up_huge(candidate)
             } else {
-                let verdict = match self.look_up_page(candidate, chunk) {
+                let verdict = self.look_up_page(candidate, chunk).unwrap_or_else(|why| {
+                    if !matches!(why, GrowError::Payer(_)) {
+                        (self.full, self.grows) = (Some(why), false);
+                    }
                     // Later pages may have frames already.
-                    Err(GrowError::Payer(_)) => Verdict::Nothing,
-                    verdict => verdict?,
-                };
+                    Verdict::Nothing
+                });
                 self.firsts += usize::from(matches!(verdict, Verdict::First(_)));
                 verdict
             };
             self.verdicts.push((page, verdict));
         }
-        Ok(())
     }
 
     /// Makes keys of a chunk's digests, and finds the handles that they stand under. Returns which
@@ -177,7 +185,8 @@ impl<'a> Lookup<'a> {
             return Ok(Verdict::Merge(Target::Zero));
         }
         self.duplicates.add(here.region, here.page, key);
-        if self.duplicates.len >= REPLICATE
+        if self.grows
+            && self.duplicates.len >= REPLICATE
             && let Some(before) = self.duplicates.frame
             && let Some(bytes) = chunk.bytes(self.client, at)
             && let Some(frame) = domain.next_replica(key, before, bytes, self.cursors.at(node))?
@@ -209,7 +218,7 @@ impl<'a> Lookup<'a> {
                     return Ok(Verdict::Merge(Target::Frame(frame)));
                 }
                 Some(Place::Sighted(there)) if there == here => return self.first(candidate, handle, chunk),
-                Some(Place::Sighted(there)) => {
+                Some(Place::Sighted(there)) if self.grows => {
                     let cursor = self.cursors.at(node);
                     cursor.expect(pieces(chunk.read_bytes(), chunk.keys, &self.sighted, at))?;
                     let Some(bytes) = chunk.bytes(self.client, at) else { return Ok(Verdict::Nothing) };
@@ -233,7 +242,7 @@ impl<'a> Lookup<'a> {
     fn first(&mut self, candidate: Candidate, handle: u32, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
         let Candidate { here, at, node, key } = candidate;
         let domain = &self.client.domain;
-        if !domain.is_in_files(key) {
+        if !self.grows || !domain.is_in_files(key) {
             return Ok(Verdict::First(handle));
         }
         let Some(bytes) = chunk.bytes(self.client, at) else { return Ok(Verdict::First(handle)) };
@@ -284,65 +293,4 @@ fn pieces<'b>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::client::scanning::tests::client;
-    use crate::store::domain::InFiles;
-    use crate::world::shared::tests::shared;
-
-    #[test]
-    fn pages_that_will_become_frames_come_in_pieces() {
-        let pages: Vec<[u8; PAGE_SIZE]> = (0..7).map(|n| [n; PAGE_SIZE]).collect();
-        let sighted = [true, false, false, true, true, false, true];
-        let keys: Vec<u64> = (0..7).collect();
-        let firsts = |at| {
-            let piece = |(pages, keys): (&[[u8; PAGE_SIZE]], &[u64])| {
-                assert!(pages.iter().map(|page| u64::from(page[0])).eq(keys.iter().copied()));
-                (pages[0][0], pages.len())
-            };
-            pieces(&pages, &keys, &sighted, at).map(piece).collect::<Vec<_>>()
-        };
-        assert_eq!(firsts(2), [(2, 3), (6, 1)], "the page itself, whatever was known of it");
-        assert_eq!(firsts(5), [(5, 2)]);
-        assert_eq!(pieces(&[], &[], &[], 3).count(), 0, "nothing was read");
-    }
-
-    /// Files that have a content with this digest.
-    struct Files(u64);
-
-    impl InFiles for Files {
-        fn has(&self, digest: u64) -> bool {
-            digest == self.0
-        }
-    }
-
-    #[test]
-    fn a_page_whose_content_files_have_becomes_a_frame_at_once() {
-        let shared = shared();
-        let (client, _agent) = client();
-        let client = Arc::new(client);
-        let domain = &client.domain;
-        let bytes = [[7; PAGE_SIZE], [8; PAGE_SIZE]];
-        let digests = bytes.map(|bytes| domain.digest(&bytes));
-        let pages = [PageNo(3), PageNo(4)];
-        let mut lookup = Lookup::new(&shared, &client);
-        let mut verdicts = |bytes: &[[u8; PAGE_SIZE]]| {
-            let mut keys = bytes.iter().map(|bytes| domain.digest(bytes)).collect::<Vec<_>>();
-            lookup.look_up(&mut Chunk::read(&pages[..bytes.len()], &mut keys, bytes)).unwrap();
-            lookup.verdicts.iter().map(|&(_, verdict)| verdict).collect::<Vec<_>>()
-        };
-        assert!(matches!(verdicts(&[[9; PAGE_SIZE]])[..], [Verdict::First(_)]), "there are no files");
-        let files = Arc::new(Files(kmem::pageonefs::digest_of(digests[1])));
-        let weak: std::sync::Weak<Files> = Arc::downgrade(&files);
-        domain.set_files(weak);
-        let [Verdict::First(_), Verdict::Merge(Target::Frame(frame))] = verdicts(&bytes)[..] else { panic!("other") };
-        assert_eq!((domain.store.users(frame), domain.index.len()), (1, 3));
-        assert!(!domain.is_in_files(domain.digest(&bytes[1])), "the store turned out not to be lent");
-        domain.store.grow_lendable(1);
-        assert!(domain.is_in_files(domain.digest(&bytes[1])));
-        domain.release(frame);
-        assert_eq!((domain.store.users(frame), domain.index.len()), (0, 2), "it leaves as every frame does");
-        drop(files);
-        assert!(!domain.is_in_files(digests[1]));
-    }
-}
+mod tests;

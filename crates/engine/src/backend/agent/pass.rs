@@ -60,7 +60,8 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
     let read = pass.read_candidates(buffers);
     let result = match read {
         Ok(()) | Err(Stop::Turn) => {
-            requests::serve(shared, client).and_then(|()| moves::serve(shared, client)).and(read)
+            let served = requests::serve(shared, client).and_then(|()| moves::serve(shared, client)).and(read);
+            served.and(pass.lookup.full.take().map_or(Ok(()), |why| Err(Stop::Store(why))))
         }
         Err(stop) => Err(stop),
     };
@@ -87,13 +88,13 @@ fn conclude(client: &Client, result: Result<(), Stop>) {
         Ok(()) => {
             client.state().refusals.readable();
             if client.domain.set_paused(None) {
-                tracing::info!(domain = %client.domain.key, "the store can grow again; merging goes on");
+                tracing::info!(domain = %client.domain.key, "the store can grow again");
             }
         }
         Err(Stop::Client | Stop::Full | Stop::Turn) => {}
         Err(Stop::Store(e)) => {
             if client.domain.set_paused(Some(e.to_string())) {
-                tracing::warn!(domain = %client.domain.key, "merging pauses: {e}");
+                tracing::warn!(domain = %client.domain.key, "no new frames, only those that are there: {e}");
             }
         }
         Err(Stop::Fatal(why)) => client.state().refusals.unreadable(&client.user, client.pid, why),
@@ -175,14 +176,13 @@ impl<'a> Pass<'a> {
         let mut done = 0;
         self.lookup.firsts = 0;
         while let Some(mut chunk) = self.reader.next_chunk(id, &mut done, buffers)? {
-            let result = self.lookup.look_up(&mut chunk);
+            self.lookup.look_up(&mut chunk);
             for &(page, verdict) in &self.lookup.verdicts {
                 self.prediction.add(page, verdict.target());
             }
             if plan.record(self.client, id, &self.lookup.verdicts) {
                 self.shared.queue.ask(self.client, queue::Pass::GoOn);
             }
-            result.map_err(Stop::Store)?;
         }
         self.reader.were_new(self.lookup.firsts, buffers);
         Ok(())

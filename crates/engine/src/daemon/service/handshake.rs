@@ -3,7 +3,7 @@
 
 mod segments;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::users::{Claim, Connection, Kind, OverBound, User, log_of};
 use crate::world::queue::Pass;
 use crate::world::shared::Shared;
 
-/// Most new clients of one user whose memory is being looked at.
+/// Most new clients of one user whose memory is being looked at; others wait for their turn.
 const MAX_ADMISSIONS: usize = 16;
 
 /// A connection that has not finished its introduction.
@@ -71,13 +71,28 @@ pub(super) struct Admissions {
     /// The number that was given last.
     last: ClientId,
     done: (Sender<Admitted>, Receiver<Admitted>),
-    /// By user: one more is counted than are on their way.
-    under_way: HashMap<u32, Arc<()>>,
+    by_user: HashMap<u32, OfUser>,
+}
+
+/// New clients of a user.
+#[derive(Default)]
+struct OfUser {
+    /// One more is counted than are on their way.
+    under_way: Arc<()>,
+    /// Those that wait for their turn, with the address of their control page.
+    waiting: VecDeque<(Handshake, SharedMap, u64)>,
+}
+
+impl OfUser {
+    /// Whether the memory of as many as may be is being looked at.
+    fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.under_way) > MAX_ADMISSIONS
+    }
 }
 
 impl Admissions {
     pub(super) fn new() -> Self {
-        Self { last: ClientId(0), done: std::sync::mpsc::channel(), under_way: HashMap::new() }
+        Self { last: ClientId(0), done: std::sync::mpsc::channel(), by_user: HashMap::new() }
     }
 }
 
@@ -195,7 +210,8 @@ impl Service {
 
     /// When the first handshake has taken too long.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
-        self.handshakes.values().map(|handshake| handshake.since + HANDSHAKE_TIME).min()
+        let waiting = self.admissions.by_user.values().filter_map(|of_user| Some(&of_user.waiting.front()?.0));
+        self.handshakes.values().chain(waiting).map(|handshake| handshake.since + HANDSHAKE_TIME).min()
     }
 
     /// Ends handshakes that have taken too long.
@@ -206,6 +222,13 @@ impl Service {
             let Some(handshake) = self.end_handshake(number) else { continue };
             let why = format!("it has not introduced itself within {} s", HANDSHAKE_TIME.as_secs());
             handshake.user.refuse(handshake.peer.pid, handshake.name(), &why);
+        }
+        for OfUser { waiting, .. } in self.admissions.by_user.values_mut() {
+            while waiting.front().is_some_and(|(handshake, ..)| is_late(handshake))
+                && let Some((handshake, ..)) = waiting.pop_front()
+            {
+                handshake.refuse(&AdmissionError::Busy);
+            }
         }
     }
 
@@ -228,7 +251,9 @@ impl Service {
             },
             Ok(Step::Mapped(control, address)) => {
                 let Some(handshake) = self.end_handshake(number) else { return false };
-                self.admit(handshake, control, address);
+                let of_user = self.admissions.by_user.entry(handshake.peer.uid).or_default();
+                of_user.waiting.push_back((handshake, control, address));
+                self.admit_waiting();
             }
             Err(why) => {
                 if !matches!(why, Ended::Closed) {
@@ -240,25 +265,37 @@ impl Service {
         false
     }
 
-    /// Makes a client of an agent that has introduced itself. Looking at its memory may take for
-    /// ever, if the agent wants that: a thread of its own does it, and hands the client back.
-    fn admit(&mut self, handshake: Handshake, control: SharedMap, address: u64) {
-        let under_way = self.admissions.under_way.entry(handshake.peer.uid).or_default().clone();
-        // One is the table's, and one is this.
-        if Arc::strong_count(&under_way) > MAX_ADMISSIONS + 1 {
-            return handshake.refuse(&AdmissionError::Busy);
+    /// Makes clients of agents that have introduced themselves, of each user some at a time.
+    fn admit_waiting(&mut self) {
+        let users: Vec<u32> = self.admissions.by_user.keys().copied().collect();
+        for uid in users {
+            while let Some(of_user) = self.admissions.by_user.get_mut(&uid).filter(|of_user| !of_user.is_busy())
+                && let Some(next) = of_user.waiting.pop_front()
+            {
+                let under_way = of_user.under_way.clone();
+                self.admit(next, under_way);
+            }
         }
+        self.admissions
+            .by_user
+            .retain(|_, OfUser { under_way, waiting }| Arc::strong_count(under_way) > 1 || !waiting.is_empty());
+    }
+
+    /// Makes a client of an agent. Looking at its memory may take for ever, if the agent wants
+    /// that: a thread of its own does it, and hands the client back.
+    fn admit(&mut self, (handshake, control, address): (Handshake, SharedMap, u64), under_way: Arc<()>) {
         let Some(number) = self.shared.free_number(self.admissions.last) else {
             return handshake.refuse(&AdmissionError::Full);
         };
         self.admissions.last = number;
         let (shared, wake, done) = (self.shared.clone(), self.wake.clone(), self.admissions.done.0.clone());
         let body = move || {
-            if let Some(admitted) = Admitted::prepare(&shared, number, handshake, control, address) {
-                let _ = done.send(admitted);
-                let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
-            }
+            let admitted = Admitted::prepare(&shared, number, handshake, control, address);
             drop(under_way);
+            if let Some(admitted) = admitted {
+                let _ = done.send(admitted);
+            }
+            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
         };
         if let Err(e) = std::thread::Builder::new().name("admit".into()).spawn(body) {
             tracing::warn!("cannot start a thread for a new client, which will try again: {e}");
@@ -266,7 +303,7 @@ impl Service {
     }
 
     pub(super) fn take_admitted(&mut self) {
-        self.admissions.under_way.retain(|_, under_way| Arc::strong_count(under_way) > 1);
+        self.admit_waiting();
         while let Ok(Admitted { client, before }) = self.admissions.done.1.try_recv() {
             let number = client.number;
             // Only now: the new ledger counts the frames that it maps.

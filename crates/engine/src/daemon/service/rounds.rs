@@ -52,7 +52,7 @@ impl Service {
                     return false;
                 }
                 match turn {
-                    Turn::Handshake(number) => self.shake_hands(number),
+                    Turn::Handshake(number) => self.apart(|service| service.shake_hands(number)),
                     Turn::Client(number) => {
                         clients = true;
                         self.shared.client(number).is_some_and(|client| self.serve_one(&client))

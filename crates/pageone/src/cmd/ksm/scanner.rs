@@ -1,12 +1,21 @@
 //! ksmd for the governor: its counters, and its settings, which are restored at the end.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use governor::Reading;
 use kmem::ksm::{Ksm, Ksmd};
 
+use super::kept::{Found, Kept};
+
 use crate::{Code, Coded};
+
+/// Where KSM's settings are kept.
+const KEPT: &str = "/run/pageone-ksm.json";
+const ADVISOR: &str =
+    "the kernel's own advisor sets pages_to_scan; switch it off with `echo none >/sys/kernel/mm/ksm/advisor_mode`";
 
 /// The governed scanner of the kernel. Dropping it restores the settings that are still as set
 /// here.
@@ -14,14 +23,14 @@ pub(crate) struct Scanner {
     ksm: Ksm,
     ksmd: Ksmd,
     started: Instant,
-    /// `pages_to_scan` at the start.
-    found: u64,
+    /// The settings at the start, or before one that was killed.
+    found: Found,
+    /// Where they are kept; `None`: nothing is changed.
+    kept: Option<Kept>,
     /// `pages_to_scan` as set last.
     set: u64,
     /// `sleep_millisecs` at the start: how long ksmd sleeps after a batch.
     pub(crate) sleep_millisecs: u64,
-    /// `run` at the start, if KSM was stopped.
-    stopped: Option<u32>,
     effect: Effect,
     /// Whether the candidates are counted with the next reading, which takes more files.
     is_first: bool,
@@ -50,14 +59,17 @@ impl Scanner {
     pub(crate) fn take(ksm: Ksm, effect: Effect) -> Result<Self> {
         let ksmd = Ksmd::find().context("cannot read /proc")?;
         let hidden = || Coded(Code::HostLacks, "ksmd is not in /proc; run this outside of any container".into());
-        Self::take_from(ksm, ksmd.ok_or_else(hidden)?, effect)
+        Self::take_from(ksm, ksmd.ok_or_else(hidden)?, effect, Path::new(KEPT))
     }
 
-    fn take_from(ksm: Ksm, ksmd: Ksmd, effect: Effect) -> Result<Self> {
-        if let Some(other) = other_writer(&ksm) {
-            return Err(other.into());
+    fn take_from(ksm: Ksm, ksmd: Ksmd, effect: Effect, kept: &Path) -> Result<Self> {
+        if advisor_is_on(&ksm) {
+            return Err(Coded(Code::SecondDaemon, ADVISOR.into()).into());
         }
-        let found = ksm.pages_to_scan()?;
+        let (pages, sleep_millisecs) = (ksm.pages_to_scan()?, ksm.sleep_millisecs()?);
+        if sleep_millisecs == 0 {
+            bail!("ksmd never sleeps, so no CPU limit can hold: write 20 to /sys/kernel/mm/ksm/sleep_millisecs first");
+        }
         let run = ksm.run()?;
         if effect == Effect::DryRun && run != 1 {
             bail!(
@@ -66,25 +78,36 @@ impl Scanner {
             );
         }
         let mut scanner = Self {
-            found,
-            set: found,
-            sleep_millisecs: ksm.sleep_millisecs()?,
+            found: Found { pages_to_scan: pages, stopped: None, set: [pages; 2] },
+            kept: None,
+            set: pages,
+            sleep_millisecs,
             ksm,
             ksmd,
             started: Instant::now(),
-            stopped: None,
             effect,
             is_first: true,
             counted: Counted::default(),
         };
         if effect == Effect::Governed {
             // Writes the same value, to find out whether this account may.
-            scanner.ksm.set_pages_to_scan(found).map_err(|e| {
+            scanner.ksm.set_pages_to_scan(pages).map_err(|e| {
                 Coded(Code::HostLacks, format!("KSM's settings can't be written: {e}; run this as root"))
             })?;
+            let mut kept = Kept::open(kept)?;
+            if let Some(before) = kept.read().filter(|before| before.set.contains(&pages)) {
+                let found = before.pages_to_scan;
+                output::note!("one that was killed has left pages_to_scan at {pages}; {found} is put back at the end");
+                // Whoever has stopped KSM since wants it so.
+                scanner.found = Found { stopped: before.stopped.filter(|_| run == 1), set: [pages; 2], ..before };
+            }
+            if run != 1 {
+                scanner.found.stopped = Some(run);
+            }
+            kept.write(Some(&scanner.found))?;
+            scanner.kept = Some(kept);
             if run != 1 {
                 scanner.ksm.set_run(1).context("cannot start KSM")?;
-                scanner.stopped = Some(run);
                 output::note!("KSM was stopped (run was {run}); it runs until this ends");
             }
         }
@@ -125,6 +148,8 @@ impl Scanner {
         if self.ksm.pages_to_scan()? != self.set {
             self.check_writers()?;
         }
+        self.found.set = [self.set, pages.into()];
+        self.kept.as_mut().map_or(Ok(()), |kept| kept.write(Some(&self.found)))?;
         if let Err(e) = self.ksm.set_pages_to_scan(pages.into()) {
             self.check_writers()?;
             return Err(e).context("cannot set KSM's pages_to_scan");
@@ -139,7 +164,7 @@ impl Scanner {
             return Ok(());
         }
         let pages = self.ksm.pages_to_scan()?;
-        let changed = if self.ksm.advisor_mode().is_ok_and(|mode| mode != "none") {
+        let changed = if advisor_is_on(&self.ksm) {
             "the kernel's advisor was switched on (advisor_mode)".to_owned()
         } else if pages != self.set {
             format!("another program changed pages_to_scan to {pages}; it was set to {} here", self.set)
@@ -163,160 +188,56 @@ impl Scanner {
 
     /// Keeps the pages as they are set now, instead of restoring them.
     pub(crate) fn keep(mut self) {
-        self.found = self.set;
-        self.stopped = None;
+        (self.found.pages_to_scan, self.found.stopped) = (self.set, None);
     }
 
     /// Restores the settings that are still as set here; values that another program wrote stay.
-    fn restore(&self) -> std::io::Result<()> {
-        if self.effect == Effect::DryRun {
-            return Ok(());
+    fn restore(&mut self) -> Result<()> {
+        let Some(kept) = &mut self.kept else { return Ok(()) };
+        let found = self.found.pages_to_scan;
+        if !advisor_is_on(&self.ksm) && self.set != found && self.ksm.pages_to_scan()? == self.set {
+            self.ksm.set_pages_to_scan(found)?;
         }
-        let advisor = self.ksm.advisor_mode().is_ok_and(|mode| mode != "none");
-        if !advisor && self.set != self.found && self.ksm.pages_to_scan()? == self.set {
-            self.ksm.set_pages_to_scan(self.found)?;
+        if let Some(run) = self.found.stopped
+            && self.ksm.run()? == 1
+        {
+            self.ksm.set_run(0)?;
+            if run != 0 {
+                output::note!("run is 0 and not {run}, which would unmerge everything at once; write it for that");
+            }
         }
-        match self.stopped {
-            Some(run) if self.ksm.run()? == 1 => self.ksm.set_run(run),
-            _ => Ok(()),
-        }
+        kept.write(None)
     }
 }
 
 impl Drop for Scanner {
     fn drop(&mut self) {
         if let Err(e) = self.restore() {
-            output::note!("cannot put KSM's settings back (pages_to_scan was {}): {e}", self.found);
+            output::note!("cannot put KSM's settings back (pages_to_scan was {}): {e:#}", self.found.pages_to_scan);
         }
     }
 }
 
-/// Another program that is known to write `pages_to_scan`, and the remedy.
-fn other_writer(ksm: &Ksm) -> Option<Coded> {
-    if ksm.advisor_mode().is_ok_and(|mode| mode != "none") {
-        return Some(Coded(
-            Code::SecondDaemon,
-            "the kernel's own advisor sets pages_to_scan; switch it off with `echo none >/sys/kernel/mm/ksm/advisor_mode`"
-                .into(),
-        ));
+fn advisor_is_on(ksm: &Ksm) -> bool {
+    ksm.advisor_mode().is_ok_and(|mode| mode != "none")
+}
+
+/// Whoever is known to write `pages_to_scan`, and the remedy. A name says who it may have been, and
+/// only root's.
+fn other_writer(ksm: &Ksm) -> Option<String> {
+    if advisor_is_on(ksm) {
+        return Some(ADVISOR.into());
     }
-    let pids = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
     let mut pids =
-        pids.filter(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "ksmtuned\n"));
-    pids.next().map(|pid| {
-        Coded(
-            Code::SecondDaemon,
-            format!("ksmtuned (process {pid}) sets pages_to_scan; stop it with `systemctl stop ksmtuned`"),
-        )
-    })
+        std::fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    let is_it = |pid: &i32| {
+        let comm = Path::new("/proc").join(pid.to_string()).join("comm");
+        std::fs::metadata(&comm).is_ok_and(|of| of.uid() == 0)
+            && std::fs::read_to_string(&comm).is_ok_and(|name| name == "ksmtuned\n")
+    };
+    pids.find(is_it)
+        .map(|pid| format!("ksmtuned (process {pid}) sets pages_to_scan; stop it with `systemctl stop ksmtuned`"))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-    use std::path::Path;
-
-    use super::*;
-
-    /// A number that the kernel lets nobody change.
-    const FIXED: &str = "/proc/sys/kernel/ngroups_max";
-
-    /// Each test looks whether another program sets what it sets, and one starts such a program.
-    static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
-
-    /// Is killed at the end, also if the test fails.
-    struct Killed(std::process::Child);
-
-    impl Drop for Killed {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    /// KSM's files, with what is in them.
-    fn files(run: &str) -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        let fixed = std::fs::read_to_string(FIXED).unwrap();
-        for (name, text) in [("run", run), ("pages_to_scan", &fixed), ("sleep_millisecs", "20"), ("full_scans", "0")] {
-            std::fs::write(dir.path().join(name), text).unwrap();
-        }
-        dir
-    }
-
-    fn put(dir: &Path, name: &str, text: &str) {
-        std::fs::write(dir.join(name), text).unwrap();
-    }
-
-    /// KSM's scanner is this process.
-    fn take(dir: &Path, effect: Effect) -> Result<Scanner> {
-        Scanner::take_from(Ksm::at(dir).unwrap(), Ksmd { pid: std::process::id() as i32 }, effect)
-    }
-
-    #[test]
-    fn a_scanner_that_is_stopped_or_cannot_be_read_or_set_says_so() {
-        let _alone = ALONE.lock();
-        let text = |error: anyhow::Error| error.to_string();
-        let dir = files("0");
-        let error = text(take(dir.path(), Effect::DryRun).err().unwrap());
-        assert!(error.starts_with("KSM is stopped (run is 0), so there is nothing to see"), "{error}");
-        assert_eq!(std::fs::read_to_string(dir.path().join("run")).unwrap(), "0");
-        std::fs::remove_file(dir.path().join("run")).unwrap();
-        symlink(FIXED, dir.path().join("run")).unwrap();
-        assert_eq!(text(take(dir.path(), Effect::Governed).err().unwrap()), "cannot start KSM");
-        std::fs::remove_file(dir.path().join("pages_to_scan")).unwrap();
-        symlink(FIXED, dir.path().join("pages_to_scan")).unwrap();
-        let error = take(dir.path(), Effect::Governed).err().unwrap();
-        assert_eq!(Code::of(&error), Code::HostLacks);
-        assert!(text(error).starts_with("KSM's settings can't be written: "));
-
-        let dir = files("1");
-        let mut scanner = take(dir.path(), Effect::Governed).unwrap();
-        scanner.read().unwrap();
-        put(dir.path(), "full_scans", "many");
-        assert_eq!(text(scanner.read().unwrap_err()), "cannot read KSM's statistics");
-        put(dir.path(), "full_scans", "1");
-        let ksmd = std::mem::replace(&mut scanner.ksmd, Ksmd { pid: i32::MAX });
-        assert_eq!(text(scanner.read().unwrap_err()), "cannot read the CPU time of ksmd");
-        scanner.ksmd = ksmd;
-        std::fs::remove_file(dir.path().join("pages_to_scan")).unwrap();
-        symlink(FIXED, dir.path().join("pages_to_scan")).unwrap();
-        assert_eq!(text(scanner.set(7).unwrap_err()), "cannot set KSM's pages_to_scan");
-    }
-
-    #[test]
-    fn a_setting_that_another_program_changed_ends_it() {
-        let _alone = ALONE.lock();
-        let dir = files("1");
-        let scanner = take(dir.path(), Effect::Governed).unwrap();
-        scanner.check_writers().unwrap();
-        let error = || {
-            let error = scanner.check_writers().unwrap_err();
-            assert_eq!(Code::of(&error), Code::SecondDaemon);
-            error.to_string()
-        };
-        put(dir.path(), "run", "0");
-        assert!(error().starts_with("another program stopped KSM (run); two governors would fight"), "{}", error());
-        put(dir.path(), "pages_to_scan", "7");
-        assert!(error().starts_with("another program changed pages_to_scan to 7"), "{}", error());
-        put(dir.path(), "advisor_mode", "none [scan-time]");
-        assert!(error().contains("advisor was switched on"), "{}", error());
-        let other = || {
-            let error = take(dir.path(), Effect::DryRun).err().unwrap();
-            assert_eq!(Code::of(&error), Code::SecondDaemon);
-            error.to_string()
-        };
-        assert!(other().starts_with("the kernel's own advisor sets pages_to_scan; switch it off"), "{}", other());
-        put(dir.path(), "advisor_mode", "[none] scan-time");
-        let program = dir.path().join("ksmtuned");
-        std::fs::copy("/bin/sleep", &program).unwrap();
-        let tuned = Killed(std::process::Command::new(program).arg("60").spawn().unwrap());
-        // It has its name a moment after the parent goes on.
-        let name = format!("/proc/{}/comm", tuned.0.id());
-        while std::fs::read_to_string(&name).unwrap() != "ksmtuned\n" {
-            std::thread::yield_now();
-        }
-        let found = other();
-        assert!(found.contains(" sets pages_to_scan; stop it with `systemctl stop ksmtuned`"), "{found}");
-    }
-}
+mod tests;

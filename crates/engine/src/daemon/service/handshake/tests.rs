@@ -190,10 +190,22 @@ fn a_daemon_that_is_full_says_so() {
     let mut daemon = Daemon::new(Config::default());
     let agent = introduce_oneself(&mut daemon);
     let uid = rustix::process::geteuid().as_raw();
-    let under_way = vec![daemon.service.admissions.under_way.entry(uid).or_default().clone(); MAX_ADMISSIONS];
-    let why = refusal_of(&mut daemon, &agent);
-    assert!(why.contains("new clients of this user is being looked at, which does not end"), "{why}");
+    let under_way = vec![daemon.service.admissions.by_user.entry(uid).or_default().under_way.clone(); MAX_ADMISSIONS];
+    say(&agent, &ToDaemon::Mapped { address: 0 });
+    daemon.serve();
+    let next = introduce_oneself(&mut daemon);
+    say(&next, &ToDaemon::Mapped { address: 0 });
+    daemon.serve();
+    let waiting = &mut daemon.service.admissions.by_user.get_mut(&uid).unwrap().waiting;
+    assert_eq!(waiting.len(), 2, "they wait");
+    waiting.front_mut().unwrap().0.since = Instant::now().checked_sub(HANDSHAKE_TIME).unwrap();
+    daemon.service.expire_handshakes();
+    let ToAgent::Refused { reason } = hear(&agent) else { panic!("it is not refused") };
+    assert!(reason.contains("new clients of this user is being looked at, which does not end"), "{reason}");
     drop(under_way);
+    daemon.service.take_admitted();
+    let ToAgent::Refused { reason } = hear(&next) else { panic!("it is not refused") };
+    assert!(!reason.contains("being looked at"), "its turn has come: {reason}");
 
     let agent = introduce_oneself(&mut daemon);
     daemon.service.shared.fill(&Arc::new(client().0));

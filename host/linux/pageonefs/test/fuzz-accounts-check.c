@@ -428,10 +428,14 @@ const char *accounts_wrong(const pid_t *pids, long *used)
 
 /*
  * What was written, or allocated, is there. Where a hole was read may be a page, until memory is
- * short.
+ * short; elsewhere is none, unless who was killed had just read there.
  */
 void models_agree(void)
 {
+	static long kills;
+	bool sure = !w->faults && w->kills == kills;
+
+	kills = w->kills;
 	for (int t = 0; t < TENANTS; t++)
 		for (uint32_t i = 0; i < TENANT_PAGES; i++) {
 			struct model *p = &w->pages[t][i];
@@ -439,6 +443,9 @@ void models_agree(void)
 
 			if (p->here == HERE_YES && !there)
 				BAD("page %u of tenant %d has gone; before: %s in round %d", i, t, p->deed, p->round);
+			if (p->here == HERE_NO && there && !p->looked && sure)
+				BAD("page %u of tenant %d has come by itself; before: %s in round %d", i, t, p->deed, p->round);
+			p->looked = false;
 			if (p->here != HERE_YES)
 				p->here = there ? HERE_MAYBE : HERE_NO;
 		}

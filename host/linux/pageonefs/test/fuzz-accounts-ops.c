@@ -108,8 +108,10 @@ static long look(void)
 		if (version & 1 || p->here != HERE_YES)
 			continue;
 		bus = copy_guarded(buf, there(&g), PAGE);
-		if (__atomic_load_n(&p->version, 5) != version)
+		if (__atomic_load_n(&p->version, 5) != version) {
+			p->looked = true;
 			continue;
+		}
 		if (bus) {
 			refused(&g, 0, "a load of another's", EFAULT);
 			return -1;

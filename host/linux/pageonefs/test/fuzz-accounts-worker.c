@@ -72,7 +72,7 @@ static bool room(void)
 	uint32_t used = 0;
 
 	for (uint32_t i = 0; i < TENANT_PAGES; i++)
-		used += w->pages[me.tenant][i].here != HERE_NO;
+		used += w->pages[me.tenant][i].here != HERE_NO || w->pages[me.tenant][i].looked;
 	return used + 2 * WORKERS * MOST < w->size[me.tenant];
 }
 
@@ -91,6 +91,7 @@ void change(const struct range *g, const char *deed, int what)
 		p->will = what == SAME ? p->is : what == HOLES ? 0 : content();
 		p->deed = deed;
 		p->round = w->round;
+		p->looked = false;
 		if (what == HOLES && p->here == HERE_YES)
 			p->here = HERE_MAYBE;
 		__atomic_add_fetch(&p->version, 1, 5);

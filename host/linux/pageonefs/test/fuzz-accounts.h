@@ -32,6 +32,7 @@ struct model {
 	uint64_t is, will;
 	uint32_t version;
 	uint8_t here;
+	bool looked;	/* at a hole, which may have a page since, by another than its owner */
 	const char *deed;
 	int round;
 };

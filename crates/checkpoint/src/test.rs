@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mpool::{Access, BLOCK, Medium, MediumFile, Open, Room, Storage};
 use parking_lot::Mutex;
+use rustix::fs::fstat;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 #[derive(Clone, Default)]
@@ -31,8 +33,9 @@ struct State {
     /// File and block of the last write, and the block that cannot be read.
     last: Option<(String, u64)>,
     bad: Option<(String, u64)>,
-    /// Ends of pipes that are closed when a lease does not hold any more, and its bytes.
-    leases: Vec<(OwnedFd, Vec<u8>)>,
+    /// Descriptor and inode of each lease, which holds while this process has both, and its bytes.
+    /// A child of another test has the descriptor too until it is executed, which means nothing.
+    leases: Vec<(RawFd, u64, Vec<u8>)>,
     /// Called before the next change.
     next: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -186,15 +189,16 @@ impl Medium for Place {
 
     fn lease(&self, bytes: &[u8]) -> io::Result<OwnedFd> {
         self.0.change(|_| Ok(()))?;
-        let (ends, held) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
-        self.0.0.lock().leases.push((ends, bytes.to_vec()));
+        let (_, held) = pipe_with(PipeFlags::CLOEXEC)?;
+        self.0.0.lock().leases.push((held.as_raw_fd(), fstat(&held)?.st_ino, bytes.to_vec()));
         Ok(held)
     }
 
     fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
         let leases = &mut self.0.0.lock().leases;
-        leases.retain(|(ends, _)| rustix::io::read(ends, &mut [0; 1]) != Ok(0));
-        Ok(leases.iter().map(|(_, bytes)| (String::new(), bytes.clone())).collect())
+        let of = |fd: RawFd| std::fs::metadata(format!("/proc/self/fd/{fd}"));
+        leases.retain(|&(fd, inode, _)| of(fd).is_ok_and(|file| file.ino() == inode));
+        Ok(leases.iter().map(|(.., bytes)| (String::new(), bytes.clone())).collect())
     }
 
     fn lock(&self, _: Access) -> io::Result<bool> {

@@ -21,8 +21,8 @@ use rustix::net::{
 /// `SCM_MAX_FD`: the most descriptors that one message carries.
 pub const MAX_FDS: usize = 253;
 
-/// Clients that may wait to be accepted (listen(2)): more than connect at one moment in practice.
-const BACKLOG: i32 = 128;
+/// Clients that may wait to be accepted (listen(2)): all guests of a host, after a restart.
+const BACKLOG: i32 = 4096;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 

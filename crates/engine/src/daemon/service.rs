@@ -42,6 +42,8 @@ const STUCK: Duration = Duration::from_secs(2);
 
 /// Events taken at a time: connections that are ready take turns in the kernel's list.
 const EVENTS: usize = 256;
+/// How long nothing is accepted after that has failed.
+const REST: Duration = Duration::from_secs(1);
 
 /// What an epoll token stands for: kind in the upper half, number in the lower.
 const LISTENER: u64 = 0;
@@ -142,7 +144,10 @@ impl Service {
         while !self.shared.stopping() {
             periods.set(self.shared.config().period(), Instant::now());
             let scans = periods.wake(Instant::now());
-            let next = [self.next_reclaim, self.next_expiry()].into_iter().flatten().fold(scans, Instant::min);
+            let next = [self.next_reclaim, self.next_expiry(), self.admissions.rests]
+                .into_iter()
+                .flatten()
+                .fold(scans, Instant::min);
             let busy = !self.unfinished.is_empty();
             let wait = if busy { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
             let timeout =
@@ -162,6 +167,9 @@ impl Service {
             self.round(ready);
             self.expire_handshakes();
             let now = Instant::now();
+            if self.admissions.rests.take_if(|until| now >= *until).is_some() {
+                self.watch(&self.listener, LISTENER);
+            }
             if self.next_reclaim.is_some_and(|next| now >= next) {
                 self.next_reclaim = sweeps::tick(&self.shared);
             }
@@ -222,6 +230,14 @@ impl Service {
     fn watch(&self, fd: impl AsFd, token: u64) -> bool {
         let added = epoll::add(&self.epoll, &fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN);
         added.inspect_err(|e| tracing::warn!("cannot watch descriptor {}: {e}", fd.as_fd().as_raw_fd())).is_ok()
+    }
+
+    /// A connection cannot be accepted, for want of descriptors or memory. It waits: a socket that
+    /// is watched would wake this thread again at once.
+    fn rest(&mut self, why: &std::io::Error) {
+        tracing::warn!("no connection can be accepted: {why}; tried again in {} s", REST.as_secs());
+        self.unwatch(&self.listener);
+        self.admissions.rests = Some(Instant::now() + REST);
     }
 
     fn unwatch(&self, fd: impl AsFd) {

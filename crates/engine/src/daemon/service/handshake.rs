@@ -72,6 +72,8 @@ pub(super) struct Admissions {
     last: ClientId,
     done: (Sender<Admitted>, Receiver<Admitted>),
     by_user: HashMap<u32, OfUser>,
+    /// Nothing is accepted until then.
+    pub(super) rests: Option<Instant>,
 }
 
 /// New clients of a user.
@@ -92,7 +94,7 @@ impl OfUser {
 
 impl Admissions {
     pub(super) fn new() -> Self {
-        Self { last: ClientId(0), done: std::sync::mpsc::channel(), by_user: HashMap::new() }
+        Self { last: ClientId(0), done: std::sync::mpsc::channel(), by_user: HashMap::new(), rests: None }
     }
 }
 
@@ -159,7 +161,11 @@ impl Service {
     /// Accepts new connections. Each user has room for some of its own.
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS {
-            let Ok(Some(conn)) = self.listener.accept() else { return };
+            let conn = match self.listener.accept() {
+                Ok(Some(conn)) => conn,
+                Ok(None) => return,
+                Err(e) => return self.rest(&e),
+            };
             let Ok(peer) = Peer::of(&conn) else { continue };
             let user = self.shared.users.user(peer.uid);
             let conn = Connection::new(conn, user.clone());

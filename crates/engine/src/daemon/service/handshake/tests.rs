@@ -242,10 +242,18 @@ fn a_daemon_without_descriptors_says_that_it_cannot_watch_a_process() {
         let mut daemon = Daemon::new(Config::default());
         let agent = introduce_oneself(&mut daemon);
         let limit = getrlimit(Resource::Nofile);
+        let _next = Conn::connect(&daemon.directory.path().join("agent.sock")).unwrap();
         // What is open stays open.
         setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..limit }).unwrap();
         let why = refusal_of(&mut daemon, &agent);
+        daemon.service.accept();
         setrlimit(Resource::Nofile, limit).unwrap();
+        assert!(
+            daemon.service.handshakes.is_empty() && daemon.service.admissions.rests.is_some(),
+            "it would go round and round"
+        );
+        daemon.service.accept();
+        assert_eq!(daemon.service.handshakes.len(), 1, "the connection has waited");
         assert!(why.starts_with("its process can't be watched: "), "{why}");
     });
 }

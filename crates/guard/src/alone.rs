@@ -2,6 +2,9 @@
 
 #![allow(unsafe_code)] // Signals are ignored, and descriptors closed, by number.
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
 /// What a terminal, a service manager (to all of a control group) and a closed pipe send.
 const IGNORED: [i32; 8] = [
     libc::SIGTERM,
@@ -13,6 +16,19 @@ const IGNORED: [i32; 8] = [
     libc::SIGTTOU,
     libc::SIGPIPE,
 ];
+
+/// Its process will have a session of its own, and of the caller's descriptors the standard ones
+/// alone.
+pub fn apart(command: &mut Command) -> &mut Command {
+    let leave = || {
+        let _ = rustix::process::setsid();
+        // SAFETY: the call takes numbers. The descriptors stay until the program is executed.
+        let done = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: it makes two system calls, which neither allocate nor lock.
+    unsafe { command.pre_exec(leave) }
+}
 
 /// Leaves the caller's session, ignores the signals that end or stop programs, and closes all
 /// descriptors but the standard ones. To be called first of all: nothing else has descriptors yet.

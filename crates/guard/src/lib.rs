@@ -41,7 +41,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use alone::stand_alone;
+pub use alone::{apart, stand_alone};
 pub use first::First;
 pub use mark::Hold;
 pub use serve::run;

@@ -240,3 +240,26 @@ fn run_starts_a_daemon_where_there_is_none() {
         }
     }
 }
+
+#[test]
+fn a_daemon_that_run_starts_keeps_nothing_of_its_caller() {
+    let dir = tempfile::tempdir().unwrap();
+    // A script that holds a lock, as many do.
+    let script = "exec 9>\"$0/lock\"; flock 9; setsid \"$1\" --dir \"$0/daemon\" run -- true";
+    let out = Command::new("sh").args(["-c", script]).arg(dir.path()).arg(program("pageone")).output().unwrap();
+    let daemon = std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
+        let pid: i32 = process.file_name().to_str()?.parse().ok()?;
+        let words = std::fs::read(process.path().join("cmdline")).ok()?;
+        let dir = dir.path().join("daemon").into_os_string().into_string().unwrap();
+        let words: Vec<_> = words.split(|&byte| byte == 0).collect();
+        (words.contains(&dir.as_bytes()) && words.contains(&&b"daemon"[..])).then_some(pid)
+    });
+    let daemon = daemon.unwrap_or_else(|| panic!("no daemon: {}", error(&out)));
+    let free = Command::new("flock").arg("-n").arg(dir.path().join("lock")).arg("true").status().unwrap().success();
+    let session = rustix::process::getsid(rustix::process::Pid::from_raw(daemon)).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(daemon).unwrap(), rustix::process::Signal::TERM)
+        .unwrap();
+    assert!(out.status.success(), "{}", error(&out));
+    assert!(free, "it holds the script's lock");
+    assert_eq!(session.as_raw_nonzero().get(), daemon, "it is in another's session");
+}

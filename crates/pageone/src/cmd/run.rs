@@ -239,8 +239,8 @@ fn start_daemon(directory: &Path) -> Result<()> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut daemon = Command::new(program);
     daemon.arg("--dir").arg(directory).args(["daemon", "--exit-when-idle", "60"]);
-    daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(out).env_remove("LD_PRELOAD").process_group(0);
-    let mut daemon = daemon.spawn().context("cannot start a daemon")?;
+    daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(out).env_remove("LD_PRELOAD");
+    let mut daemon = guard::apart(&mut daemon).spawn().context("cannot start a daemon")?;
     let mut deadline = Instant::now() + START_TIME;
     while Instant::now() < deadline {
         if running(&[directory.to_path_buf()], is_trusted).is_some() {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -129,20 +129,26 @@ pub(crate) fn is_stopped(pid: i32) -> bool {
     procfs::Stat::of(Some(pid)).is_ok_and(|stat| stat.state() == Some('T'))
 }
 
-/// Whether the process was killed, but does not end, since its first thread waits for storage.
+/// Whether the process was killed, but does not end, since one of its threads waits for storage.
 fn is_dying(pid: i32) -> bool {
-    let pending = field(pid, "SigPnd:").and_then(|signals| u64::from_str_radix(&signals, 16).ok());
-    pending.is_some_and(|signals| signals & 1 << (libc::SIGKILL - 1) != 0)
+    let was_killed = |thread: &Path| {
+        let pending = field(thread, "SigPnd:").and_then(|signals| u64::from_str_radix(&signals, 16).ok());
+        pending.is_some_and(|signals| signals & 1 << (libc::SIGKILL - 1) != 0)
+    };
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    threads.is_ok_and(|threads| threads.flatten().any(|thread| was_killed(&thread.path())))
 }
 
 /// The process that traces a process's first thread, which one of its threads does.
 fn tracer(pid: i32) -> Option<i32> {
-    let number = |pid, name| -> Option<i32> { field(pid, name)?.parse().ok() };
+    let number =
+        |pid: i32, name| -> Option<i32> { field(&Path::new("/proc").join(pid.to_string()), name)?.parse().ok() };
     number(number(pid, "TracerPid:")?, "Tgid:")
 }
 
-fn field(pid: i32, name: &str) -> Option<String> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+/// A line of what the kernel says of a process or a thread (proc_pid_status(5)).
+fn field(of: &Path, name: &str) -> Option<String> {
+    let status = std::fs::read_to_string(of.join("status")).ok()?;
     status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
 }
 

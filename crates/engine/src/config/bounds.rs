@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-/// Connections of one uid that have not finished their handshake: as many guests come back at once.
-pub(crate) const HANDSHAKES_OF_USER: u64 = 1024;
+/// Connections of one uid that have not finished their handshake; those of further guests, after a
+/// restart, try again.
+pub(crate) const HANDSHAKES_OF_USER: u64 = 256;
 /// All connections that have not finished their handshake, for the memory that they take. Above
 /// this, the oldest of the uid with the most is closed.
 pub(crate) const HANDSHAKES: usize = 4096;

@@ -141,8 +141,14 @@ fn freeze(pids: &[i32]) -> Instant {
     since
 }
 
+/// Whether one of its threads has not ended: until then its files are open, and locked.
 fn is_alive(pid: i32) -> bool {
-    std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut states = threads.filter_map(|thread| {
+        let stat = kmem::procfs::Stat::of(Some(thread.file_name().to_str()?.parse().ok()?)).ok()?;
+        stat.state()
+    });
+    states.any(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Numbers that look random: a seed gives the same ones each time.

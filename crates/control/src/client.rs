@@ -57,7 +57,13 @@ pub enum Error {
         "the connection to the daemon broke; see in the daemon's log (`journalctl -u pageone`) whether it \
              has ended, and run the command again"
     )]
-    Broken(#[from] io::Error),
+    Broken(#[source] io::Error),
+    /// It accepts connections, and says nothing.
+    #[error(
+        "the daemon does not answer in time: it is stopped, or its host is overloaded; see `systemctl status pageone` \
+             (SIGCONT lets a stopped process go on), and run the command again"
+    )]
+    Silent,
     /// The daemon does not know the request, or its answer is not known here.
     #[error(
         "the daemon and this command are of different builds: restart the daemon (`systemctl restart pageone`; guests \
@@ -74,6 +80,15 @@ pub enum Error {
 
 fn list(directories: &[PathBuf]) -> String {
     directories.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(" or ")
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Silent,
+            _ => Self::Broken(error),
+        }
+    }
 }
 
 impl From<Answer> for Error {
@@ -110,7 +125,9 @@ fn talk(stream: &UnixStream, request: &Request) -> Result<Answer, Error> {
 
 /// Sends a request; its answers are read from what is returned.
 fn begin<'a>(mut stream: &'a UnixStream, request: &Request) -> Result<BufReader<&'a UnixStream>, Error> {
-    stream.set_read_timeout(Some(DETACH_TIMEOUT + TIMEOUT))?;
+    // What a guest has to do, or a scan, may take its time.
+    let waits = if matches!(request, Request::Status | Request::Sharing) { TIMEOUT } else { DETACH_TIMEOUT + TIMEOUT };
+    stream.set_read_timeout(Some(waits))?;
     stream.write_all(&line(request)?)?;
     Ok(BufReader::new(stream))
 }

@@ -66,7 +66,7 @@ fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<Code> {
         return Some(Code::NoClient);
     }
     match error.downcast_ref::<client::Error>()? {
-        client::Error::NoDaemon(_) => Some(Code::NoDaemon),
+        client::Error::NoDaemon(_) | client::Error::Silent => Some(Code::NoDaemon),
         client::Error::NoClient(_) => Some(Code::NoClient),
         _ => None,
     }

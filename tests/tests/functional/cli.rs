@@ -242,6 +242,17 @@ fn run_starts_a_daemon_where_there_is_none() {
 }
 
 #[test]
+fn a_daemon_that_is_stopped_is_said_not_to_answer() {
+    let daemon = Daemon::start();
+    let pid = rustix::process::Pid::from_raw(daemon.pid()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let out = daemon.pageone(&["status"]).output().unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert_eq!(out.status.code(), Some(3));
+    assert!(error(&out).contains("the daemon does not answer in time: it is stopped"), "{}", error(&out));
+}
+
+#[test]
 fn a_daemon_that_run_starts_keeps_nothing_of_its_caller() {
     let dir = tempfile::tempdir().unwrap();
     // A script that holds a lock, as many do.

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ use crate::{MAX_MESSAGE, Message, Stopped, YES, alone, descriptors, first, wait}
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 /// How long a command that was continued may take to let go what it traces.
 const CONTINUED: Duration = Duration::from_secs(10);
+/// A thread that exits has this flag: `PF_EXITING` of the kernel, in proc_pid_stat(5).
+const EXITING: u64 = 4;
 
 /// What QEMU's monitor puts back: the task, and whether the guest is gone. It returns when the
 /// guest runs, or is gone, and gives whether all is put back.
@@ -129,26 +131,26 @@ pub(crate) fn is_stopped(pid: i32) -> bool {
     procfs::Stat::of(Some(pid)).is_ok_and(|stat| stat.state() == Some('T'))
 }
 
-/// Whether the process was killed, but does not end, since one of its threads waits for storage.
+/// Whether the process was killed, or exits, but does not end, since one of its threads waits for
+/// storage: before it has seen that it is to end, or when it closes its files.
 fn is_dying(pid: i32) -> bool {
-    let was_killed = |thread: &Path| {
-        let pending = field(thread, "SigPnd:").and_then(|signals| u64::from_str_radix(&signals, 16).ok());
+    let exits = procfs::Stat::of(Some(pid)).and_then(|stat| stat.field(9)).is_ok_and(|flags| flags & EXITING != 0);
+    let was_killed = |thread: i32| {
+        let pending = field(pid, thread, "SigPnd:").and_then(|signals| u64::from_str_radix(&signals, 16).ok());
         pending.is_some_and(|signals| signals & 1 << (libc::SIGKILL - 1) != 0)
     };
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
-    threads.is_ok_and(|threads| threads.flatten().any(|thread| was_killed(&thread.path())))
+    exits || procfs::threads(pid).is_ok_and(|threads| threads.into_iter().any(was_killed))
 }
 
 /// The process that traces a process's first thread, which one of its threads does.
 fn tracer(pid: i32) -> Option<i32> {
-    let number =
-        |pid: i32, name| -> Option<i32> { field(&Path::new("/proc").join(pid.to_string()), name)?.parse().ok() };
+    let number = |pid, name| -> Option<i32> { field(pid, pid, name)?.parse().ok() };
     number(number(pid, "TracerPid:")?, "Tgid:")
 }
 
-/// A line of what the kernel says of a process or a thread (proc_pid_status(5)).
-fn field(of: &Path, name: &str) -> Option<String> {
-    let status = std::fs::read_to_string(of.join("status")).ok()?;
+/// A line of what the kernel says of a process's thread (proc_pid_status(5)).
+fn field(pid: i32, thread: i32, name: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
     status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
 }
 

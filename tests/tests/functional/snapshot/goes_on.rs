@@ -143,10 +143,9 @@ fn freeze(pids: &[i32]) -> Instant {
 
 /// Whether one of its threads has not ended: until then its files are open, and locked.
 fn is_alive(pid: i32) -> bool {
-    let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let number = |thread: std::fs::DirEntry| thread.file_name().to_str()?.parse().ok();
-    let state = |thread| kmem::procfs::Stat::of(Some(number(thread)?)).ok()?.state();
-    threads.any(|thread| state(thread).is_some_and(|state| !matches!(state, 'Z' | 'X')))
+    let state = |thread| kmem::procfs::Stat::of_thread(Some(pid), thread).ok()?.state();
+    let runs = |thread| state(thread).is_some_and(|state| !matches!(state, 'Z' | 'X'));
+    kmem::procfs::threads(pid).is_ok_and(|threads| threads.into_iter().any(runs))
 }
 
 /// Numbers that look random: a seed gives the same ones each time.

@@ -54,7 +54,8 @@ impl Kept {
         let mut text = String::new();
         self.0.rewind().ok()?;
         (&self.0).take(MOST).read_to_string(&mut text).ok()?;
-        serde_json::from_str(&text).ok()
+        // Behind it is the rest of a longer one, if its writer was killed just then.
+        serde_json::Deserializer::from_str(&text).into_iter().next()?.ok()
     }
 
     /// Keeps what was found. `None`: it was put back.

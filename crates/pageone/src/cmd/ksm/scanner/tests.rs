@@ -1,3 +1,5 @@
+//! KSM's files in a directory, taken and given back.
+
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
@@ -65,6 +67,7 @@ fn what_one_that_was_killed_has_found_is_put_back_unless_somebody_has_set_it_sin
     killed(700);
     put(dir, "pages_to_scan", "50");
     killed(700);
+    put(dir, "kept", &(get(dir, "kept") + "700]}"));
     drop(take(dir, Effect::Governed).unwrap());
     assert_eq!(get(dir, "pages_to_scan"), "50");
     put(dir, "kept", "no JSON");

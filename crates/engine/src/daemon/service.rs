@@ -167,8 +167,8 @@ impl Service {
             self.round(ready);
             self.expire_handshakes();
             let now = Instant::now();
-            if self.admissions.rests.take_if(|until| now >= *until).is_some() {
-                self.watch(&self.listener, LISTENER);
+            if self.admissions.rests.take_if(|until| now >= *until).is_some() && !self.watch(&self.listener, LISTENER) {
+                self.admissions.rests = Some(now + REST);
             }
             if self.next_reclaim.is_some_and(|next| now >= next) {
                 self.next_reclaim = sweeps::tick(&self.shared);

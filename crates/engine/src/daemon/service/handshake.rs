@@ -144,7 +144,7 @@ enum AdmissionError {
     #[error("its control page cannot be sent: {0}")]
     ControlPage(std::io::Error),
     #[error(
-        "the memory of {MAX_ADMISSIONS} new clients of this user is being looked at, which does not end: \
+        "the daemon cannot look at the memory of {MAX_ADMISSIONS} other new clients of this user: \
          end programs that map files which do not answer, and see that /etc/pve answers where there is one"
     )]
     Busy,

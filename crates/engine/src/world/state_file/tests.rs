@@ -1,3 +1,5 @@
+//! What the state file keeps, and what it is not.
+
 use super::*;
 
 #[test]

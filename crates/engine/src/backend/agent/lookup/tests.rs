@@ -1,3 +1,5 @@
+//! Verdicts on pages of a chunk.
+
 use super::*;
 use crate::client::scanning::tests::client;
 use crate::store::domain::InFiles;

@@ -201,11 +201,11 @@ fn a_daemon_that_is_full_says_so() {
     waiting.front_mut().unwrap().0.since = Instant::now().checked_sub(HANDSHAKE_TIME).unwrap();
     daemon.service.expire_handshakes();
     let ToAgent::Refused { reason } = hear(&agent) else { panic!("it is not refused") };
-    assert!(reason.contains("new clients of this user is being looked at, which does not end"), "{reason}");
+    assert!(reason.contains("16 other new clients of this user"), "{reason}");
     drop(under_way);
     daemon.service.take_admitted();
     let ToAgent::Refused { reason } = hear(&next) else { panic!("it is not refused") };
-    assert!(!reason.contains("being looked at"), "its turn has come: {reason}");
+    assert!(!reason.contains("other new clients"), "its turn has come: {reason}");
 
     let agent = introduce_oneself(&mut daemon);
     daemon.service.shared.fill(&Arc::new(client().0));

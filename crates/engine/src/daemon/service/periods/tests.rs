@@ -1,3 +1,5 @@
+//! When scans come.
+
 use super::*;
 
 const PERIOD: Duration = Duration::from_secs(1);

@@ -60,8 +60,9 @@ CLIPPY_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 lint-code:
 	$(CARGO) clippy --workspace --all-targets --target-dir $(CLIPPY_DIR) -- -D warnings
 
-# The workspace's libraries and programs compile for aarch64. No cross compiler is needed: nothing is linked, and no crate
-# here has C code. Without rustup and its server there is no library to check with; that is said, and no error.
+# The workspace's libraries and programs compile for aarch64. Nothing is linked; the crate ring (TLS) compiles some C, for
+# which scripts/deps.sh installs a cross compiler. Without rustup and its server there is no library to check with; that is
+# said, and no error.
 lint-aarch64:
 	@if scripts/deps.sh aarch64; then $(CARGO) clippy --workspace --target aarch64-unknown-linux-gnu -- -D warnings; \
 	else echo 'lint: SKIPPED: whether the workspace compiles for aarch64'; fi

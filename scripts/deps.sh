@@ -4,7 +4,7 @@
 #   scripts/deps.sh build     what compiling needs
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
 #   scripts/deps.sh test      both, and what tests of errors, disks, the screen and the report need: strace, xfsprogs, tmux, Chromium, qemu-guest-agent
-#   scripts/deps.sh aarch64   the standard library that `make lint` checks the workspace for aarch64 with; rustup adds it
+#   scripts/deps.sh aarch64   what `make lint-aarch64` needs: a C compiler for the crate ring, and the standard library, which rustup adds
 #   scripts/deps.sh deb       what building the Debian packages needs (`make deb`)
 #   scripts/deps.sh packages  that, and roots of Debian 12 in which they are tried, one with dkms (`make test-packages`)
 #   scripts/deps.sh bench     rivals in the benches: Debian's ksmtuned, unpacked into the cache and not installed (it would start), and fio
@@ -119,6 +119,8 @@ deps_tests() {
     want tmux 'tests of `pageone top` type keys on its terminals' have tmux
     want chromium 'tests of `pageone report` open the page in it' have chromium
     want xfsprogs 'tests of raw disks make a file system whose files can share blocks' test -x /usr/sbin/mkfs.xfs
+    want curl 'scrapes the exporter in tests' have curl
+    want openssl 'makes certificates for that' have openssl
     want sqlite3 'runs in a guest with databases, in tests of snapshots' have sqlite3
     want e2fsprogs "makes that guest's file systems" test -x /usr/sbin/mkfs.ext4
     want fonts-dejavu-core "the page's text, and terminals in pictures" test -e /usr/share/fonts/truetype/dejavu/DejaVuSansMono.ttf

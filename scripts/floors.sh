@@ -35,7 +35,7 @@ floors() {
 
 # The crates from the top down: each depends only on crates of lower lines.
 crates() {
-    printf '%s\n' 'e2e bench-system bench-structures house' 'pageone qemu-wrapper bench-common' snapshot 'engine agent template attach checkpoint estimate testguest vmm monitor' \
+    printf '%s\n' 'e2e bench-system bench-structures house' 'pageone qemu-wrapper bench-common' snapshot 'engine agent template attach checkpoint estimate exporter testguest vmm monitor' \
         'control mpool track one' 'wire ppr qmp sdtree dirty governor guard guests' 'output claims' kmem
 }
 

@@ -51,11 +51,15 @@ deps_bench() {
 
 deps_aarch64() {
     local target=aarch64-unknown-linux-gnu
-    [ ! -d "$(rustc --print target-libdir --target "$target")" ] || return 0
-    have rustup >/dev/null ||
-        yours "install the standard library of Rust for $target (rustup is not here, which would add it)"
-    say "runs: rustup target add $target (150 MB in this toolchain)"
-    rustup target add "$target" || fail "rustup could not add $target: check the network"
+    if [ ! -d "$(rustc --print target-libdir --target "$target")" ]; then
+        have rustup >/dev/null ||
+            yours "install the standard library of Rust for $target (rustup is not here, which would add it)"
+        say "runs: rustup target add $target (150 MB in this toolchain)"
+        rustup target add "$target" || fail "rustup could not add $target: check the network"
+    fi
+    want gcc-aarch64-linux-gnu 'compiles the C of the crate ring' have aarch64-linux-gnu-gcc
+    want libc6-dev-arm64-cross 'has its headers' test -e /usr/aarch64-linux-gnu/include/stdint.h
+    install_missing
 }
 
 # Debian's promtool, unpacked: $cache/promtool. The package would start a Prometheus here.

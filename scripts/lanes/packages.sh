@@ -65,14 +65,24 @@ if [ -n "${INSIDE:-}" ]; then
     done < <(sed -n '/^```sh/,/^```/{/^```/d;p}' "$guide"; [ -e "$guide" ] || echo "test -e $guide")
     holds 'doctor does what is safe' eval 'pageone doctor --apply; [ $? -le 1 ]'
     holds 'the exporter starts' systemctl start pageone-metrics
-    # The guide's commands detached one of the two clients.
+    # scrape LINE [FIELD]: whether its answer has such a line.
     scrape() {
         exec 3<> /dev/tcp/127.0.0.1/9779 || return
-        printf 'GET /metrics HTTP/1.1\r\n\r\n' >&3
+        printf 'GET /metrics HTTP/1.1\r\n%s\r\n' "${2:-}" >&3
         timeout 5 cat <&3 > /tmp/metrics
-        grep -q '^pageone_client_pages{.*state="merged"} 4096' /tmp/metrics
+        grep -q "$1" /tmp/metrics
     }
-    holds 'it tells of the client' within 10 scrape
+    holds 'it tells of the host' within 10 scrape '^pageone_unlisted{what="clients"}'
+    holds 'and nobody without a password of clients' eval '! grep pageone_client /tmp/metrics'
+    # As the guide says. The hash is of "secret"; the guide's commands detached one of the two clients.
+    (umask 077 && echo 'basic_auth_users: {a: $2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a}' > /etc/pageone/web.yml)
+    mkdir -p /etc/systemd/system/pageone-metrics.service.d
+    sed -n 's/^#   \(\[Service\]\|ExecStart=\|IPAddressAllow=\)/\1/p' /lib/systemd/system/pageone-metrics.service \
+        > /etc/systemd/system/pageone-metrics.service.d/web.conf
+    systemctl daemon-reload
+    holds 'it starts with a file of passwords' systemctl restart pageone-metrics
+    client='^pageone_client_pages{.*state="merged"} 4096'
+    holds 'who has one sees the client' within 10 scrape "$client" "Authorization: Basic $(printf a:secret | base64)"$'\r\n'
     grep '^pageone_client_pages' /tmp/metrics
     # What the package of the host's module brings for it.
     install -D -m 644 /pageonefs.conf /etc/systemd/system/pageone.service.d/pageonefs.conf

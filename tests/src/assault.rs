@@ -103,6 +103,8 @@ pub struct Slices {
     pub merging: Duration,
     /// The longest round.
     pub longest: Duration,
+    /// The longest time that root waited for the status.
+    pub status: Duration,
     /// CPU time of the daemon.
     pub daemon_cpu: Duration,
     /// CPU time of attackers, or of the program in their place.
@@ -155,7 +157,7 @@ impl Figures {
     /// The head of a table of figures.
     pub fn head() -> String {
         format!(
-            "{:<22}{:>9}{:>8}{:>8}{:>8}{:>9}{:>9}{:>7}{:>9}{:>8}{:>7}{:>9}{:>8}",
+            "{:<22}{:>9}{:>8}{:>8}{:>8}{:>9}{:>9}{:>7}{:>9}{:>9}{:>8}{:>7}{:>9}{:>8}",
             "attack",
             "steps",
             "its cpu",
@@ -165,6 +167,7 @@ impl Figures {
             "without",
             "%",
             "longest",
+            "status",
             "MiB",
             "fds",
             "threads",
@@ -178,7 +181,7 @@ impl fmt::Display for Figures {
         let (with, without) = (&self.with, &self.without);
         write!(
             f,
-            "{:<22}{:>9}{:>8.2}{:>8.2}{:>8.2}{:>9.0}{:>9.0}{:>7.1}{:>8.2}s{:>+8}{:>7}{:>9}{:>8}{}",
+            "{:<22}{:>9}{:>8.2}{:>8.2}{:>8.2}{:>9.0}{:>9.0}{:>7.1}{:>8.2}s{:>8.2}s{:>+8}{:>7}{:>9}{:>8}{}",
             self.name,
             with.steps,
             with.share(with.others_cpu),
@@ -188,6 +191,7 @@ impl fmt::Display for Figures {
             without.speed(),
             self.percent(),
             with.longest.as_secs_f64(),
+            with.status.as_secs_f64(),
             self.most.rss_mib as i64 - self.before.rss_mib as i64,
             self.most.descriptors,
             self.most.threads,
@@ -266,6 +270,7 @@ impl Assault {
             sums.pages += pages;
             sums.merging += merging;
             sums.longest = sums.longest.max(merging);
+            sums.status = sums.status.max(self.status_takes());
         }
         sums.time += begin.elapsed();
         let cpu = kmem::procfs::cpu_time(self.daemon.pid()).unwrap_or_default();
@@ -274,6 +279,13 @@ impl Assault {
         sums.others_cpu += used;
         sums.steps += steps;
         std::thread::sleep(SETTLE);
+    }
+
+    /// How long root waits for the status.
+    fn status_takes(&self) -> Duration {
+        let asked = Instant::now();
+        let answer = status_as(&self.daemon, 0, ROUND_LIMIT);
+        if answer.is_some() { asked.elapsed() } else { ROUND_LIMIT }
     }
 
     /// Gives the victim new content; returns the pages merged and how long that took.
@@ -307,7 +319,7 @@ fn merged_ever(daemon: &Daemon, pid: i32, limit: Duration) -> Option<u64> {
 
 /// What the control socket answers to a user. A thread of its own asks: users are a matter of
 /// threads.
-fn status_as(daemon: &Daemon, uid: u32, limit: Duration) -> Option<Value> {
+pub fn status_as(daemon: &Daemon, uid: u32, limit: Duration) -> Option<Value> {
     let socket = daemon.dir.path().join("control.sock");
     let ask = move || {
         user::this_thread_is(uid).ok()?;

@@ -162,6 +162,32 @@ impl Daemon {
         self.restart();
     }
 
+    /// Starts it anew, in a mount namespace of its own, after this command of a shell. Any user may
+    /// connect. For root only.
+    pub fn restart_after(&mut self, command: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        let starter = self.dir.path().join("starter");
+        let begin = format!("{command} && exec {} \"$@\"", program("pageone").display());
+        std::fs::write(&starter, format!("#!/bin/sh\nexec unshare --mount sh -c '{begin}' sh \"$@\"\n")).unwrap();
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&starter, open.clone()).unwrap();
+        std::fs::set_permissions(self.dir.path(), open).unwrap();
+        self.kill();
+        self.restart_from(starter);
+    }
+
+    /// The same, where a user has 65,536 uids from [`user::FIRST_SUBORDINATE`] on. `false`: not
+    /// here, for want of an `/etc/subuid` that another could be mounted over.
+    pub fn restart_with_subuid(&mut self, uid: u32) -> bool {
+        if !Path::new("/etc/subuid").exists() {
+            return false;
+        }
+        let subuid = self.dir.path().join("subuid");
+        std::fs::write(&subuid, format!("{uid}:{}:65536\n", user::FIRST_SUBORDINATE)).unwrap();
+        self.restart_after(&format!("mount --bind {} /etc/subuid", subuid.display()));
+        true
+    }
+
     /// Ends it by SIGTERM; gives its exit code.
     pub fn stop(&mut self) -> Option<i32> {
         self.signal(libc::SIGTERM);
@@ -256,6 +282,12 @@ pub fn signal_process(pid: i32, signal: i32) {
     };
     let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
     let _ = rustix::process::kill_process(pid, signal);
+}
+
+/// Stops a process, and waits until it stands: its threads may go on for a while.
+pub fn stop_process(pid: i32) {
+    signal_process(pid, libc::SIGSTOP);
+    eventually("the process stands", Duration::from_secs(60), || kmem::procfs::is_stopped(pid).unwrap().then_some(()));
 }
 
 /// A test client: a process that speaks lines.

@@ -56,6 +56,18 @@ impl Qmp {
         self.try_execute(command, arguments).unwrap_or_else(|why| panic!("{command}: {why}"))
     }
 
+    /// Waits until QEMU tells of such an event; gives its data.
+    pub fn event(&mut self, name: &str) -> Value {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.0.read_line(&mut line).unwrap(), 0, "QEMU has ended before {name}");
+            let said = qmp::parse(&line).unwrap();
+            if said["event"] == name {
+                return said["data"].clone();
+            }
+        }
+    }
+
     /// A command of the human monitor; gives what it prints.
     pub fn monitor(&mut self, line: &str) -> String {
         let answer = self.execute("human-monitor-command", json!({ "command-line": line }));

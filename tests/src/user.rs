@@ -10,6 +10,10 @@ use std::path::Path;
 /// Name of the variable with the user that a test client becomes before it does anything.
 pub const ENV_UID: &str = "PAGEONE_TEST_UID";
 
+/// The first of the subordinate uids that [`crate::assault::ATTACKER`] has; see
+/// [`crate::Daemon::restart_with_subuid`].
+pub const FIRST_SUBORDINATE: u32 = 200_000;
+
 /// Where agents of ordinary users get their userfaultfds.
 const DEVICE: &str = "/dev/userfaultfd";
 

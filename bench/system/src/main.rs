@@ -22,7 +22,9 @@ use bench_common::{own_program, report};
 use clap::{Parser, Subcommand};
 
 use crate::harness::hold;
-use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge, module, ppr, scrape, see, steady};
+use crate::questions::{
+    checkpoint, estimate, governor, guests, idle, kvm, merge, module, ppr, scale, scrape, see, steady,
+};
 
 /// Measures PageONE and its rivals.
 #[derive(Parser)]
@@ -61,6 +63,9 @@ enum Bench {
     Estimate,
     /// Guests whose free pages are taken back; rivals: nothing, KSM, free page reporting
     Ppr(ppr::Options),
+    /// What 1,000 clients and 1 TiB cost, what is given back, and what threads share; rival: the
+    /// kernel's KSM
+    Scale(scale::Options),
     /// What a scrape of the metrics costs, and a status, with 64 clients
     Scrape,
     /// What `pageone top` and `record` cost with 64 clients; an hour's recording, and jumps in it
@@ -96,6 +101,7 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Module(ref options) => module::run(options, cli.quick)?,
         Bench::Estimate => estimate::run(cli.quick)?,
         Bench::Ppr(ref options) => ppr::run(options, cli.quick)?,
+        Bench::Scale(ref options) => scale::run(options, cli.quick)?,
         Bench::See(ref options) => see::run(options, cli.quick)?,
         Bench::Scrape => scrape::run(cli.quick)?,
         Bench::Checkpoint(ref options) => checkpoint::run(options, cli.quick)?,

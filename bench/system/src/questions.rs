@@ -9,6 +9,7 @@ pub(crate) mod kvm;
 pub(crate) mod merge;
 pub(crate) mod module;
 pub(crate) mod ppr;
+pub(crate) mod scale;
 pub(crate) mod scrape;
 pub(crate) mod see;
 pub(crate) mod steady;

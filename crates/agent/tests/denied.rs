@@ -39,7 +39,7 @@ fn confined(hidden: usize) -> (Daemon, Program) {
 
 /// The one line that the agent writes, once it is there.
 fn sentence(program: &mut Program) -> String {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     let told = |program: &Program| -> Vec<String> {
         program.lines().into_iter().filter(|line| line.starts_with("pageone-agent[")).collect()
     };

@@ -92,9 +92,16 @@ fn is_noted_as_written(program: &mut Program, page: usize) -> bool {
 
 /// While page 20 is away from its place the program does something past the C library. With `input`
 /// the page equalled its target, and changed just before it was taken. Returns the page's outcome,
-/// what the program's call returned, and the program.
+/// what the program's call returned, and the program. It is tried until the outcome fits: a thread
+/// that gets no CPU for a second comes too late.
 #[cfg(feature = "sabotage")]
-fn meanwhile(command: &str, input: bool) -> Option<(Outcome, String, Program)> {
+fn meanwhile(command: &str, input: bool, fits: Outcome) -> Option<(Outcome, String, Program)> {
+    let mut tries = (0..10).map(|_| try_meanwhile(command, input));
+    tries.find(|tried| tried.as_ref().is_none_or(|(outcome, ..)| *outcome == fits)).expect("some try comes in time")
+}
+
+#[cfg(feature = "sabotage")]
+fn try_meanwhile(command: &str, input: bool) -> Option<(Outcome, String, Program)> {
     let (file, mut daemon, mut program, store) = start("slow-take")?;
     let request = input.then(|| {
         program.ask("read 20");
@@ -120,7 +127,7 @@ fn meanwhile(command: &str, input: bool) -> Option<(Outcome, String, Program)> {
 #[cfg(feature = "sabotage")]
 #[test]
 fn a_page_whose_place_is_unmapped_before_it_can_be_put_back_is_gone() {
-    let Some((outcome, unmapped, mut program)) = meanwhile("raw-unmap 20 1", true) else { return };
+    let Some((outcome, unmapped, mut program)) = meanwhile("raw-unmap 20 1", true, Outcome::Gone) else { return };
     assert_eq!((outcome, unmapped.as_str()), (Outcome::Gone, "0"));
     assert_eq!((program.ask("fresh 20 1"), program.ask("zeros 20 1")), ("0".into(), "0".into()));
 }
@@ -129,7 +136,7 @@ fn a_page_whose_place_is_unmapped_before_it_can_be_put_back_is_gone() {
 #[test]
 fn a_page_whose_place_is_locked_or_protected_before_it_can_be_put_back_keeps_its_bytes() {
     for command in ["raw-lock 20 1", "raw-protect 20 1 1", "raw-protect 20 1 0"] {
-        let Some((outcome, done, mut program)) = meanwhile(command, true) else { return };
+        let Some((outcome, done, mut program)) = meanwhile(command, true, Outcome::Differs) else { return };
         assert_eq!((outcome, done.as_str()), (Outcome::Differs, "0"), "{command}");
         assert_eq!(program.ask("raw-protect 20 1 3"), "0");
         assert_eq!(program.ask("bytes 20"), "7777777777777777", "{command}");
@@ -140,7 +147,7 @@ fn a_page_whose_place_is_locked_or_protected_before_it_can_be_put_back_keeps_its
 #[test]
 fn a_page_whose_frame_cannot_be_read_any_more_when_it_was_taken_is_put_back() {
     // The mapping of the frames that the agent reads. A frame whose memory failed ends it likewise.
-    let Some((outcome, hidden, mut program)) = meanwhile("hide-frames", false) else { return };
+    let Some((outcome, hidden, mut program)) = meanwhile("hide-frames", false, Outcome::Unreadable) else { return };
     assert_eq!((outcome, hidden.as_str()), (Outcome::Unreadable, "0"));
     assert_eq!(program.ask("check 20 1"), "0");
 }
@@ -157,9 +164,13 @@ fn pages_with_direct_input_on_its_way_are_not_merged() {
 #[cfg(feature = "sabotage")]
 #[test]
 fn input_that_arrives_between_the_comparison_and_the_taking_of_its_page_is_kept() {
-    if let Some(fared) = merge_while_reading("slow-take", Some(Duration::from_millis(400))) {
-        assert_eq!(fared, [(Outcome::Differs, true), (Outcome::Differs, true)]);
-    }
+    // What comes too late, where this thread gets no CPU for so long, finds its page pinned.
+    let arrives = (0..10).any(|_| {
+        let Some(fared) = merge_while_reading("slow-take", Some(Duration::from_millis(400))) else { return true };
+        assert!(fared.iter().all(|(_, is_kept)| *is_kept), "{fared:?}");
+        fared.iter().all(|(outcome, _)| *outcome == Outcome::Differs)
+    });
+    assert!(arrives, "no input came in between");
 }
 
 #[cfg(feature = "sabotage")]

@@ -9,8 +9,8 @@ mod support;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
-use support::client;
 use support::daemon::{Daemon, MERGES, Program, Store, control_page, kernel_can};
+use support::{client, pattern_of};
 use wire::{Digest, Merge, Outcome, PageNo, Run, ToAgent, ToDaemon};
 
 const PAGES: usize = 4096;
@@ -81,13 +81,41 @@ fn a_daemon_of_the_version_before_is_spoken_to_in_its_version() {
 }
 
 #[test]
+fn the_next_daemon_hears_which_pages_were_given_back_and_hold_nothing_since() {
+    let Some((mut daemon, mut program)) = start() else { return };
+    daemon.accept();
+    daemon.welcome();
+    let store = Store::new();
+    daemon.give(&store);
+    daemon.merge(1, &store.runs(0..PAGES));
+    let zeros: Vec<usize> = (0..PAGES).filter(|&page| pattern_of(page) == 0).collect();
+    let [read, written, discarded, ..] = zeros[..] else { panic!("{zeros:?}") };
+    assert_eq!(program.ask(&format!("check {read} 1")), "0");
+    assert_eq!(program.ask(&format!("write {written} 7")), "0");
+    assert_eq!(program.ask(&format!("advise {discarded} 1 {}", libc::MADV_DONTNEED)), "0");
+    daemon.close();
+    daemon.accept();
+    daemon.welcome();
+    let told = std::cell::RefCell::new(Vec::new());
+    daemon.wait_for(|message| match message {
+        ToDaemon::Zeros(said) => {
+            told.borrow_mut().extend(said.runs.iter().flat_map(|run| run.pages()).map(PageNo::index));
+            true
+        }
+        _ => false,
+    });
+    let left: Vec<usize> = zeros.into_iter().filter(|&page| page != written && page != discarded).collect();
+    assert_eq!(told.into_inner(), left);
+}
+
+#[test]
 fn a_daemon_of_no_version_that_the_agent_speaks_is_left_for_long() {
     if !kernel_can(MERGES) {
         return;
     }
     // One that says so, and one that welcomes in a version that is too new.
     for (refuses, line) in
-        [(true, "refused: another protocol"), (false, "the daemon speaks protocol 8, this library 6 and 7")]
+        [(true, "refused: another protocol"), (false, "the daemon speaks protocol 9, this library 7 and 8")]
     {
         let mut daemon = Daemon::new();
         let mut program = Program::start_with(&daemon.socket, [("PAGEONE_LOG", "1")]);
@@ -101,10 +129,13 @@ fn a_daemon_of_no_version_that_the_agent_speaks_is_left_for_long() {
             daemon.send(&ToAgent::Welcome { version: wire::VERSION + 1, direct_io_ms: 0 }, &[&fd]);
             daemon.wait_for_close();
         }
+        let end = Instant::now() + Duration::from_secs(60);
+        while !program.lines().iter().any(|said| said.contains(line)) {
+            assert!(Instant::now() < end, "{line} in {:?}", program.lines());
+            std::thread::sleep(Duration::from_millis(10));
+        }
         std::thread::sleep(Duration::from_secs(1));
         assert!(!daemon.is_wanted(), "it comes back at once");
-        let lines = program.lines();
-        assert!(lines.iter().any(|said| said.contains(line)), "{line} in {lines:?}");
     }
 }
 

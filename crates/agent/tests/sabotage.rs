@@ -6,6 +6,7 @@
 mod support;
 
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use support::client;
@@ -75,6 +76,12 @@ impl Pages {
     }
 }
 
+/// Does it until it comes out so. What is to happen within a second may come too late where this
+/// thread, or the agent, gets no CPU for as long.
+fn sometimes(what: &str, comes_out: impl Fn() -> bool) {
+    assert!((0..10).any(|_| comes_out()), "never: {what}");
+}
+
 /// Waits until something holds.
 fn until(what: &str, holds: impl Fn() -> bool) {
     let begin = Instant::now();
@@ -90,19 +97,22 @@ fn without_protection_writes_are_lost() {
     let (mut daemon, mut program, store) = start(pages, "no-protect");
     program.ask("start-writers");
     for _ in 0..200 {
-        daemon.merge(1, &store.runs(0..pages));
-        if has_died(&mut program) {
+        // A writer that missed its write has panicked, and the program with it: perhaps before it
+        // has reported.
+        if catch_unwind(AssertUnwindSafe(|| daemon.merge(1, &store.runs(0..pages)))).is_err() {
+            until("the program has died", || has_died(&program));
+        }
+        if has_died(&program) {
             return;
         }
     }
     program.tell("stop-writers");
-    // A writer that missed its write has panicked, and the program with it.
     if program.answer().is_some() {
         assert_ne!(program.ask(&format!("check 0 {pages}")), "0", "nothing was lost");
     }
 }
 
-fn has_died(program: &mut Program) -> bool {
+fn has_died(program: &Program) -> bool {
     !std::path::Path::new(&format!("/proc/{}/fd/0", program.pid())).exists()
 }
 
@@ -239,11 +249,14 @@ fn a_child_copied_while_pages_are_taken_away_or_given_back_has_its_memory() {
 
 #[test]
 fn only_those_wait_who_touch_a_page_that_was_taken() {
-    // Not a guard that is missing: a window pauses for a second before it takes pages, and for
-    // another before it maps them.
-    if !kernel_can(MOVES) {
-        return;
+    if kernel_can(MOVES) {
+        sometimes("only those wait who touch it", only_who_touches_a_taken_page_waits);
     }
+}
+
+/// Not a guard that is missing: a window pauses for a second before it takes pages, and for another
+/// before it maps them.
+fn only_who_touches_a_taken_page_waits() -> bool {
     let (mut daemon, mut program, store, pages) = start_at(512, "slow-take");
     let runs = [store.runs(20..21), store.runs(22..23)].concat();
     let merging = std::thread::spawn(move || daemon.merge(1, &runs));
@@ -257,10 +270,11 @@ fn only_those_wait_who_touch_a_page_that_was_taken() {
         between = between.max(write(21));
     }
     let taken = write(20);
-    assert!(between < Duration::from_millis(300) && taken > Duration::from_millis(300), "{between:?}, {taken:?}");
+    println!("between {between:?}, taken {taken:?}");
     assert_eq!(merging.join().unwrap().len(), 2);
     assert_eq!((program.ask("word 20"), program.ask("word 21")), ("7".into(), "7".into()));
     assert_eq!((program.ask("check 0 20"), program.ask("check 22 490")), ("0".into(), "0".into()));
+    between < Duration::from_millis(300) && taken > Duration::from_millis(300)
 }
 
 /// A process that shares the program's memory is left alone in the middle of a window; gives what
@@ -281,7 +295,7 @@ fn left_alone(sabotage: &str) -> Option<String> {
 fn without_the_check_a_process_that_shares_the_memory_waits_for_ever() {
     if kernel_can(MOVES) {
         // Its alarm ends it.
-        assert_eq!(left_alone("no-sharer-check"), None);
+        sometimes("it waits for ever", || left_alone("no-sharer-check").is_none());
         assert_eq!(left_alone("slow-take").as_deref(), Some("0"));
     }
 }
@@ -302,5 +316,5 @@ fn two_children(sabotage: &str) -> String {
 #[test]
 fn a_child_goes_on_though_another_one_has_its_descriptor() {
     assert_eq!(two_children("slow-take"), "0 before");
-    assert_eq!(two_children("no-unregister"), "0 after", "it waits as long as the other one lives");
+    sometimes("it waits as long as the other one lives", || two_children("no-unregister") == "0 after");
 }

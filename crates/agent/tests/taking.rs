@@ -59,7 +59,7 @@ fn run(page: u32, len: u32) -> Run {
 fn detach_in_flight(sabotage: &str) -> Option<[bool; 2]> {
     let file = slow_file()?;
     let path = file.path.to_str().unwrap();
-    let (mut daemon, mut program, store) = start(2500, &[("PAGEONE_TEST_FILE", path), ("PAGEONE_SABOTAGE", sabotage)])?;
+    let (mut daemon, mut program, store) = start(6000, &[("PAGEONE_TEST_FILE", path), ("PAGEONE_SABOTAGE", sabotage)])?;
     merge(&mut daemon, &store, 0..256);
     let mut requests = Vec::new();
     for page in [20, 400] {
@@ -118,7 +118,8 @@ fn pinned_copies_stay_where_they_are_and_discarding_them_gives_zeros() {
 
 #[test]
 fn copies_that_are_written_all_the_time_stay_and_a_detach_ends() {
-    let Some((mut daemon, mut program, store)) = start(300, &[]) else { return };
+    // Long enough for the writers of a busy machine.
+    let Some((mut daemon, mut program, store)) = start(3000, &[]) else { return };
     merge(&mut daemon, &store, 0..512);
     program.ask("start-writers");
     std::thread::sleep(std::time::Duration::from_millis(100));

@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use claims::{ClaimError, Timed};
-use kmem::peer::{Peer, is_trusted};
+use kmem::peer::{Peer, connect_within, is_trusted};
 use mpool::{Mcache, Settings};
 use output::text::printable;
 use parking_lot::RwLock;
@@ -245,7 +245,7 @@ pub fn list(pool: &Path) -> Result<Option<Vec<Checkpoint>>, ServeError> {
 
 /// A connection to the program that has the pool.
 fn connect(pool: &Path) -> Result<Option<(UnixStream, Peer)>, ServeError> {
-    let stream = address(pool).and_then(|address| UnixStream::connect_addr(&address));
+    let stream = address(pool).and_then(|address| connect_within(&address, PATIENCE));
     let Ok(stream) = stream else { return Ok(None) };
     let (Ok(peer), Ok(directory)) = (Peer::of(&stream), std::fs::metadata(pool)) else { return Ok(None) };
     // The directory's owner can write whatever the pool says.

@@ -57,7 +57,8 @@ pub trait Frozen {
 /// What stands still with the process during the pause: a guest's devices, for example.
 pub trait Halt {
     /// Brings it to a stand, before the process is stopped and the last pages are copied. If the
-    /// process's mappings change in the pause, it is let go on, and is halted once more.
+    /// process's mappings change in the pause, or the pages are too many, it is let go on, and is
+    /// halted once more.
     ///
     /// # Errors
     /// If it cannot be brought to a stand. Then it goes on.

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mpool::{Access, BLOCK, Medium, MediumFile, Open, Room, Storage};
+use mpool::{Access, BLOCK, EachLease, Medium, MediumFile, Open, Room, Storage};
 use parking_lot::Mutex;
 use rustix::fs::fstat;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -194,11 +194,11 @@ impl Medium for Place {
         Ok(held)
     }
 
-    fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
+    fn leases(&self, each: &mut EachLease<'_>) -> io::Result<()> {
         let leases = &mut self.0.0.lock().leases;
         let of = |fd: RawFd| std::fs::metadata(format!("/proc/self/fd/{fd}"));
         leases.retain(|&(fd, inode, _)| of(fd).is_ok_and(|file| file.ino() == inode));
-        Ok(leases.iter().map(|(.., bytes)| (String::new(), bytes.clone())).collect())
+        leases.iter().try_for_each(|(.., bytes)| each("", bytes.len() as u64, &mut &bytes[..]))
     }
 
     fn lock(&self, _: Access) -> io::Result<bool> {

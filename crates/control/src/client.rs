@@ -5,11 +5,11 @@
 //! root, which has named its directory then. Root shows what that says, and stores nothing by it.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use kmem::peer::{Peer, is_trusted, may_be_asked};
+use kmem::peer::{Peer, connect_within, is_trusted, may_be_asked};
 use output::text::printable;
 use serde::Serialize;
 use serde_json::error::Category;
@@ -104,7 +104,10 @@ impl From<Answer> for Error {
 
 /// `may`: whether a user's daemon may answer. `None`: no daemon accepts a connection.
 fn connect(directories: &[PathBuf], may: fn(u32) -> bool) -> Result<Option<(UnixStream, Peer)>, Error> {
-    let accepts = |dir: &PathBuf| Some((dir.clone(), UnixStream::connect(dir.join(SOCKET)).ok()?));
+    let accepts = |dir: &PathBuf| {
+        let address = SocketAddr::from_pathname(dir.join(SOCKET)).ok()?;
+        Some((dir.clone(), connect_within(&address, TIMEOUT).ok()?))
+    };
     let Some((directory, stream)) = directories.iter().find_map(accepts) else { return Ok(None) };
     let peer = Peer::of(&stream)?;
     if may(peer.uid) { Ok(Some((stream, peer))) } else { Err(Error::Foreign { directory, uid: peer.uid }) }

@@ -33,7 +33,7 @@ mod text;
 pub use dirty::{DirtyStatus, Heat, Window};
 pub use histogram::{BOUNDS, Histogram};
 pub use metrics::{Kind, Metric, Scope, Unit, Value};
-pub use openmetrics::{ALIASES, CONTENT_TYPE, OTHER_SAMPLES, Sample, openmetrics};
+pub use openmetrics::{ALIASES, Format, OTHER_SAMPLES, Rows, Sample, exposition};
 pub use protocol::ChangeLog;
 pub use server::{DetachStep, Detaching, Freeze, Handler, Peer, Refusal};
 pub use sharing::{

@@ -18,9 +18,11 @@
 //!
 //! The label is `sharing_domain`, since exporters for libvirt call a guest a `domain`. At most
 //! [`MOST_CLIENTS`] clients and [`MOST_DOMAINS`] domains have samples, the largest; the host's
-//! samples count all, and `pageone_unlisted` says how many have none.
+//! samples count all, and `pageone_unlisted` says how many have none. Who is not entitled to names
+//! gets the samples of the host alone ([`Rows`]).
 //!
-//! Source: the OpenMetrics specification, version 1.0.0; Prometheus' advice on names.
+//! Sources: the OpenMetrics specification, version 1.0.0; Prometheus' text format 0.0.4 and advice
+//! on names.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -36,8 +38,34 @@ use crate::histogram::Histogram;
 use crate::metrics::{Kind, Metric, Scope, Unit, Value};
 use crate::status::{ClientStatus, DomainStatus, Source, Status};
 
-/// The media type of the text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Whose samples a text has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// The host's, the domains' and the clients'.
+    All,
+    /// The host's.
+    Host,
+}
+
+/// A text format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// OpenMetrics 1.0.0.
+    OpenMetrics,
+    /// Prometheus' own, 0.0.4.
+    Prometheus,
+}
+
+impl Format {
+    /// Its media type.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
 /// Clients that have samples of their own: those with the most memory.
 pub const MOST_CLIENTS: usize = 512;
 /// Domains that have samples of their own: those with the largest stores.
@@ -46,7 +74,12 @@ pub const MOST_DOMAINS: usize = 256;
 /// Samples beside the table's metrics: name, type, meaning.
 pub const OTHER_SAMPLES: [(&str, &str, &str); 8] = [
     ("pageone_build_info", "gauge", "Version of the exporter, and of the daemon (`version`, `daemon`)."),
-    ("pageone_unlisted", "gauge", "Clients and domains that have no samples of their own (`what`)."),
+    (
+        "pageone_unlisted",
+        "gauge",
+        "Clients and domains without samples of their own (`what`): small ones beyond the limit, or all, where the \
+         exporter asks for no password.",
+    ),
     ("pageone_domain_paused", "gauge", "Whether no frames can be made at present."),
     ("pageone_client_refused", "gauge", "Whether nothing of the client is merged at present."),
     ("pageone_client_state", "gauge", "1 for the state of the client's connection (`state`)."),
@@ -137,7 +170,7 @@ impl Metric {
 struct Families(BTreeMap<String, Family>);
 
 /// The text of a daemon's status. `version`: of the program that asks.
-pub fn openmetrics(status: &Status, version: &str) -> String {
+pub fn exposition(status: &Status, version: &str, rows: Rows, format: Format) -> String {
     let mut families = Families::default();
     let build = vec![("version", version.into()), ("daemon", status.version.clone())];
     families.add_other("pageone_build_info", build, Sampled::Gauge(1.0));
@@ -146,14 +179,18 @@ pub fn openmetrics(status: &Status, version: &str) -> String {
     domains.sort_by_key(|domain| std::cmp::Reverse(domain.metrics.store_bytes));
     let mut clients: Vec<_> = status.clients().collect();
     clients.sort_by_key(|client| std::cmp::Reverse(client.metrics.region_bytes));
+    let (most_clients, most_domains) = match rows {
+        Rows::All => (MOST_CLIENTS, MOST_DOMAINS),
+        Rows::Host => (0, 0),
+    };
     for (what, unlisted) in [
-        ("clients", clients.len().saturating_sub(MOST_CLIENTS)),
-        ("domains", domains.len().saturating_sub(MOST_DOMAINS)),
+        ("clients", clients.len().saturating_sub(most_clients)),
+        ("domains", domains.len().saturating_sub(most_domains)),
     ] {
         families.add_other("pageone_unlisted", vec![("what", what.into())], Sampled::Gauge(unlisted as f64));
     }
-    domains.truncate(MOST_DOMAINS);
-    clients.truncate(MOST_CLIENTS);
+    domains.truncate(most_domains);
+    clients.truncate(most_clients);
     let domains: HashSet<_> = domains.into_iter().map(std::ptr::from_ref).collect();
     let clients: HashSet<_> = clients.into_iter().map(std::ptr::from_ref).collect();
     let is_listed = |source: &Source<'_>| match *source {
@@ -180,7 +217,28 @@ pub fn openmetrics(status: &Status, version: &str) -> String {
     let mut text = String::new();
     // Cannot fail: a string takes everything.
     let _ = encode(&mut text, &registry);
-    text
+    match format {
+        Format::OpenMetrics => text,
+        Format::Prometheus => prometheus(&text),
+    }
+}
+
+/// The same in the older format: there a counter's type and help stand under its sample's name,
+/// which ends with `_total`.
+fn prometheus(text: &str) -> String {
+    let counters: HashSet<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some(what), Some(name), Some(rest)) if counters.contains(name) => {
+                out += &format!("# {what} {name}_total {rest}\n");
+            }
+            _ => out.extend([line, "\n"]),
+        }
+    }
+    out
 }
 
 fn of_domain(domain: &DomainStatus) -> Labels {
@@ -285,167 +343,4 @@ fn sample(encoder: &mut MetricEncoder<'_>, value: &Sampled) -> Result<(), fmt::E
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-    use crate::states::{ClientState, Reason};
-    use crate::status::{RecycleStatus, Why};
-    use crate::table::{HostMetrics, METRICS};
-
-    fn status() -> Status {
-        let mut status = Status::default();
-        (status.metrics.pages_shared, status.metrics.general_profit) = (7, -4096);
-        (status.metrics.agent_cpu_seconds, status.governor.metrics.cpu_percent) = (1.5, 12.0);
-        let mut client = ClientStatus { pid: 42, name: "qemu".into(), ..ClientStatus::default() };
-        (client.own_name, client.own_uuid) = (Some("we\"b\n\\".into()), Some("1-A".into()));
-        client.metrics.window_max_us = 1500;
-        client.metrics.full_scans = 3;
-        (client.metrics.mappings, client.metrics.mappings_limit) = (77, 65530);
-        (client.metrics.general_profit, client.metrics.faults_total) = (-3, 5);
-        client.state = ClientState::Stalled;
-        client.why = Some(Why { code: Reason::New, text: String::new() });
-        status.version = "1.2.2".into();
-        (status.metrics.scans_total, status.metrics.store_bytes) = (9, 8192);
-        status.metrics.cpu_pressure_ratio = Some(0.25);
-        status.writer_stall.add(100e-6);
-        status.writer_stall.add(0.4999);
-        client.recycling = Some(RecycleStatus::default());
-        let mut domain = DomainStatus { name: "uid-0".into(), ..DomainStatus::default() };
-        domain.paused = Some("no memory".into());
-        domain.clients.push(client);
-        status.domains.push(domain);
-        status
-    }
-
-    #[test]
-    fn names_and_units_are_those_that_prometheus_wants() {
-        let text = openmetrics(&status(), "1.2.3");
-        let client = r#"guest="we\"b\n\\",uuid="1-A",pid="42",sharing_domain="uid-0""#;
-        for line in [
-            "pageone_build_info{version=\"1.2.3\",daemon=\"1.2.2\"} 1.0",
-            "pageone_scans_total 9.0",
-            "pageone_store_bytes 8192.0",
-            "# TYPE pageone_writer_stall_seconds histogram",
-            "pageone_writer_stall_seconds_sum 0.5",
-            "pageone_writer_stall_seconds_count 2",
-            "pageone_writer_stall_seconds_bucket{le=\"0.0001\"} 1",
-            "pageone_writer_stall_seconds_bucket{le=\"1.0\"} 2",
-            "pageone_writer_stall_seconds_bucket{le=\"+Inf\"} 2",
-            "pageone_cpu_pressure_ratio 0.25",
-            &format!("pageone_client_mappings{{{client}}} 77.0"),
-            &format!("pageone_client_mappings_limit{{{client}}} 65530.0"),
-            &format!("pageone_client_state{{{client},state=\"stalled\"}} 1.0"),
-            &format!("pageone_client_why{{{client},why=\"new\"}} 1.0"),
-            // Old names.
-            &format!("pageone_client_maps{{{client}}} 77.0"),
-            &format!("pageone_client_maps_limit{{{client}}} 65530.0"),
-            &format!("pageone_client_general_profit_bytes{{{client}}} -3.0"),
-            &format!("pageone_client_faults_total{{{client}}} 5.0"),
-            &format!("pageone_client_writer_stall_seconds_count{{{client}}} 0"),
-            "# TYPE pageone_pages gauge",
-            "pageone_pages{state=\"shared\"} 7.0",
-            "pageone_general_profit_bytes -4096.0",
-            "# TYPE pageone_cpu_seconds counter",
-            "pageone_cpu_seconds_total{part=\"agent\"} 1.5",
-            "pageone_governor_cpu_ratio 0.12",
-            "pageone_domain_paused{sharing_domain=\"uid-0\"} 1.0",
-            &format!("pageone_client_window_max_seconds{{{client}}} 0.0015"),
-            &format!("pageone_client_full_scans_total{{{client}}} 3.0"),
-            "# EOF",
-        ] {
-            assert!(text.lines().any(|found| found == line), "{line}\nis not in\n{text}");
-        }
-    }
-
-    /// A status in which every metric has a value.
-    fn complete() -> Status {
-        let mut status = status();
-        status.metrics = HostMetrics {
-            unmerge_headroom_bytes: Some(0),
-            unmerge_headroom_seconds: Some(0.0),
-            memory_total_bytes: Some(0),
-            memory_available_bytes: Some(0),
-            swap_free_bytes: Some(0),
-            memory_pressure_ratio: Some(0.0),
-            cpu_pressure_ratio: Some(0.0),
-            ..HostMetrics::default()
-        };
-        status.governor.metrics.scan_time_seconds = Some(0.0);
-        status.governor.metrics.pages_per_second = Some(0.0);
-        status
-    }
-
-    #[test]
-    fn every_metric_of_every_scope_has_its_sample_and_nothing_else_is_told() {
-        let text = openmetrics(&complete(), "");
-        let mut expected: BTreeSet<String> = OTHER_SAMPLES.iter().map(|(name, ..)| (*name).to_owned()).collect();
-        expected.extend(ALIASES.map(|(old, _)| old.to_owned()));
-        for scope in Scope::ALL {
-            for metric in METRICS.iter().filter(|metric| metric.is_in(scope)) {
-                let sample = metric.sample(scope);
-                let name = sample.to_string();
-                let (name, label) = name.strip_suffix('}').map_or((&*name, ""), |name| name.split_once('{').unwrap());
-                let is_it = |line: &str| {
-                    line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']) && rest.contains(label))
-                };
-                assert!(text.lines().any(is_it), "{sample} is not in\n{text}");
-                expected.insert(sample.family);
-            }
-        }
-        let told = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
-        assert_eq!(told.map(str::to_owned).collect::<BTreeSet<_>>(), expected);
-    }
-
-    #[test]
-    fn the_alert_rules_and_the_dashboard_name_metrics_that_there_are() {
-        let text = openmetrics(&complete(), "");
-        let rules = include_str!("../../../packaging/prometheus/alerts.yml");
-        let dashboard = include_str!("../../../packaging/grafana/pageone.json");
-        let json: serde_json::Value = serde_json::from_str(dashboard).unwrap();
-        let mut queries = vec![rules.to_owned()];
-        for target in
-            json["panels"].as_array().unwrap().iter().flat_map(|p| p["targets"].as_array().into_iter().flatten())
-        {
-            queries.push(target["expr"].as_str().unwrap().to_owned());
-        }
-        assert!(queries.len() > 20);
-        for query in &queries {
-            let words = query.split(|c: char| !c.is_ascii_lowercase() && c != '_');
-            let names: Vec<_> = words.filter(|word| word.starts_with("pageone_")).collect();
-            assert!(!names.is_empty(), "{query}");
-            for name in names {
-                let is_it = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
-                assert!(text.lines().any(is_it), "{name} is not in\n{text}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_name_is_the_same_in_a_terminal_and_over_the_network() {
-        let mut status = status();
-        status.domains[0].clients[0].own_name = Some("a\x1b[2J\u{202e}".into());
-        status.domains[0].name = "b\u{9b}".into();
-        let text = openmetrics(&status, "");
-        assert!(text.contains("guest=\"a\\\\u001b[2J\\\\u202e\""), "{text}");
-        assert!(text.contains("sharing_domain=\"b\\\\u009b\""), "{text}");
-        assert_eq!(shown(&text), text);
-    }
-
-    #[test]
-    fn the_number_of_samples_is_bounded() {
-        let mut status = status();
-        let client = status.domains[0].clients[0].clone();
-        status.domains[0].clients = (0..2000).map(|pid| ClientStatus { pid, ..client.clone() }).collect();
-        status.domains[0].clients[1999].metrics.region_bytes = 1;
-        let domain = DomainStatus { clients: Vec::new(), ..status.domains[0].clone() };
-        status.domains.extend((0..999).map(|n| DomainStatus { name: n.to_string(), ..domain.clone() }));
-        let text = openmetrics(&status, "");
-        let of = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
-        assert_eq!(of("pageone_client_refused{"), MOST_CLIENTS);
-        assert_eq!(of("pageone_domain_paused{"), MOST_DOMAINS);
-        assert!(text.contains("pid=\"1999\""), "the largest is listed");
-        assert!(text.contains("pageone_unlisted{what=\"clients\"} 1488.0"), "{text}");
-        assert!(text.contains("pageone_unlisted{what=\"domains\"} 744.0"));
-    }
-}
+mod tests;

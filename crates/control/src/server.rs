@@ -5,13 +5,15 @@
 //! marks nor gets change logs: the next checkpoint that root takes would rely on its marks.
 //!
 //! A user has a few connections at a time ([`users`]). A whole request must arrive in time, and so
-//! must a whole answer.
+//! must a whole answer. Root and the daemon's owner are answered though there is no thread left, by
+//! the one that accepts, or no descriptor: one is spare.
 
 mod users;
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,11 +21,12 @@ use std::time::{Duration, Instant};
 use claims::Timed;
 use kmem::peer;
 use kmem::pidfd::PidFd;
+use rustix::event::{PollFd, PollFlags};
 
 use crate::SOCKET;
 use crate::dirty::DirtyStatus;
 use crate::protocol::{Answer, ChangeLog, MAX_MARK, MAX_REQUEST, Mark, NOT_A_REQUEST, Request};
-use crate::server::users::{CONNECTIONS, Connection, TRUSTED_CONNECTIONS, Users};
+use crate::server::users::{Connection, Users};
 use crate::sharing::{ClientMap, SharingMatrix};
 use crate::status::Status;
 
@@ -83,6 +86,9 @@ pub trait Handler: Send + Sync + 'static {
     type Detaching: Detaching;
     /// A client that is frozen while this value lives.
     type Freeze: Freeze;
+
+    /// Whether the daemon still has its directory, and no other has taken it.
+    fn is_in_place(&self) -> bool;
 
     /// What this peer may see and do.
     fn access(&self, peer: &Peer) -> Self::Access;
@@ -179,7 +185,8 @@ pub trait Freeze {
     fn mark(&self, label: &str, written: Option<&[(u64, u64)]>);
 }
 
-/// Serves the control socket in `directory` until the process ends.
+/// Serves the control socket in `directory` until the process ends. A socket whose file somebody
+/// deletes is made again.
 ///
 /// # Errors
 ///
@@ -187,25 +194,43 @@ pub trait Freeze {
 pub fn serve<H: Handler>(handler: Arc<H>, directory: &Path) -> io::Result<()> {
     let path = directory.join(SOCKET);
     let _ = std::fs::remove_file(&path);
-    let listener = UnixListener::bind(&path)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+    let mut listener = listen(&path)?;
     let accept = move || {
-        let mut users = Users::default();
-        for stream in listener.incoming() {
-            // Without descriptors, the next attempt would fail at once, too.
-            let Ok(stream) = stream else {
+        let mut users = Users::new();
+        let mut spare = None;
+        loop {
+            spare = spare.or_else(|| File::open("/dev/null").ok());
+            let mut accepted = next(&listener);
+            if matches!(&accepted, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
+                let is_gone = std::fs::symlink_metadata(&path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+                if is_gone && handler.is_in_place() {
+                    match listen(&path) {
+                        Ok(again) => listener = again,
+                        Err(e) => tracing::debug!("{} cannot be made again: {e}", path.display()),
+                    }
+                }
+                continue;
+            }
+            let is_last = accepted.is_err();
+            if is_last {
+                spare = None;
+                accepted = next(&listener);
+            }
+            let Ok((stream, _)) = accepted else {
                 std::thread::sleep(RETRY);
                 continue;
             };
             let Some((connection, peer)) = admit(&mut users, &stream) else { continue };
-            let handler = handler.clone();
-            let serve_one = move || {
+            let (trusted, handler) = (peer::is_trusted(peer.uid), handler.clone());
+            let serve = Arc::new(move || {
                 if let Err(e) = serve_one(&*handler, &stream, &connection, &peer) {
                     tracing::debug!("a control request failed: {e}");
                 }
-            };
-            if let Err(e) = std::thread::Builder::new().name("control".into()).spawn(serve_one) {
-                tracing::warn!("a control request was dropped: {e}");
+            });
+            let of_thread = serve.clone();
+            let spawn = || std::thread::Builder::new().name("control".into()).spawn(move || of_thread());
+            if (is_last || spawn().is_err()) && trusted {
+                serve();
             }
         }
     };
@@ -213,13 +238,29 @@ pub fn serve<H: Handler>(handler: Arc<H>, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    let all = std::fs::Permissions::from_mode(0o666);
+    let ready = std::fs::set_permissions(path, all).and_then(|()| listener.set_nonblocking(true));
+    // Nobody could connect, nor bind it again.
+    ready.inspect_err(|_| _ = std::fs::remove_file(path))?;
+    Ok(listener)
+}
+
+/// The next connection. `WouldBlock`: there is none for a while.
+fn next(listener: &UnixListener) -> io::Result<(UnixStream, SocketAddr)> {
+    let wait = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&wait))?;
+    listener.accept()
+}
+
 /// Finds out whose connection it is, and whether that user may have one more.
 fn admit(users: &mut Users, mut stream: &UnixStream) -> Option<(Connection, Peer)> {
     let peer = Peer::of(stream).ok()?;
-    let most = if peer::is_trusted(peer.uid) { TRUSTED_CONNECTIONS } else { CONNECTIONS };
-    let connection = users.admit(peer.uid, most);
+    let connection = users.admit(peer.uid);
     if connection.is_none() {
-        let why = format!("user {} has too many connections to the daemon; close some and try again", peer.uid);
+        let why =
+            format!("user {} has too many connections to the daemon, or all have; close some and try again", peer.uid);
         let line = serde_json::to_vec(&Answer::Failed(why)).ok()?;
         // The buffer of a new connection has room for it.
         stream.set_nonblocking(true).ok()?;

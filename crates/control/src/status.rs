@@ -32,6 +32,9 @@ pub struct Status {
     /// The latest refused clients of each user, while their processes live.
     #[serde(default)]
     pub refused: Vec<RefusedStatus>,
+    /// How many more there are.
+    #[serde(default)]
+    pub refused_left_out: u64,
 }
 
 /// A process that was refused as a client.

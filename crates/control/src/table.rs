@@ -158,14 +158,14 @@ metrics! {
         Gauge pages_kept_huge: u64 [Pages, "HUGE" 5, "could merge, stays huge"];
         /// Pages in batches that the agent has not finished.
         Gauge pages_pending: u64 [Pages, "PEND" 5, "waits for the agent"];
-        /// Pages that were merged and then written, over the client's life.
+        /// Pages that were merged and then written.
         Counter pages_copied_total: u64 [Pages];
-        /// Pages that the program gave back itself, over the client's life: what QEMU discards when
+        /// Pages that the program gave back itself: what QEMU discards when
         /// its guest reports free pages, or fills its balloon.
         Counter pages_discarded_total: u64 [Pages];
-        /// Pages that the merge window found different, over the client's life.
+        /// Pages that the merge window found different.
         Counter pages_differed_total: u64 [Pages];
-        /// Pages that cannot be read, over the client's life: gone, protected, or poisoned by a
+        /// Pages that cannot be read: gone, protected, or poisoned by a
         /// memory error. They were left alone.
         Counter pages_unreadable_total: u64 [Pages];
         /// Pages that left management in place, because a device may be writing to them or the

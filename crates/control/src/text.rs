@@ -115,7 +115,11 @@ impl Display for Status {
         if !self.refused.is_empty() {
             writeln!(f, "\nrefused")?;
         }
-        self.refused.iter().try_for_each(|refused| refused_text(f, refused))
+        self.refused.iter().try_for_each(|refused| refused_text(f, refused))?;
+        match self.refused_left_out {
+            0 => Ok(()),
+            more => writeln!(f, "  and {more} more"),
+        }
     }
 }
 

@@ -30,6 +30,11 @@ pub fn length(time: Duration) -> String {
     }
 }
 
+/// So many of these, of which `word` is one: `0 guests`, `1 guest`.
+pub fn counted(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
 impl Unit {
     /// A value of this unit in a column: at most six characters and a sign.
     pub fn short(self, value: f64) -> String {
@@ -120,6 +125,7 @@ mod tests {
         sizes.into_iter().for_each(|(bytes, text)| assert_eq!(size(bytes), text));
         assert_eq!((size(-(64i64 << 20)), size(u64::MAX)), ("-64 MiB".into(), "16384 PiB".into()));
         let times = [(45, "45 s"), (720, "12 min"), (12_000, "3 h 20 min"), (22_590_346, "261 d")];
+        assert_eq!([0, 1, 2].map(|count| counted(count, "guest")), ["0 guests", "1 guest", "2 guests"]);
         times.into_iter().for_each(|(seconds, text)| assert_eq!(length(Duration::from_secs(seconds)), text));
     }
 }

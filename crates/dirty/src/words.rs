@@ -23,9 +23,10 @@ pub(crate) fn prefetch(words: &[AtomicU64], index: usize) {
     let _ = (words, index);
 }
 
-/// The number of words from which on memory is mapped: 4 MiB.
+/// The number of words from which on memory is mapped: 32 KiB, a GiB of pages. The heap would fill
+/// them with zeros.
 #[cfg(not(loom))]
-const MAPPED_FROM: usize = 1 << 19;
+const MAPPED_FROM: usize = 1 << 12;
 
 #[cfg(not(loom))]
 pub(crate) struct Words {
@@ -66,9 +67,9 @@ impl Words {
 
 #[cfg(not(loom))]
 fn layout(len: usize) -> std::alloc::Layout {
-    // A cache line's alignment keeps neighbouring words together. 4 MiB are far below the limit of
-    // a layout.
-    std::alloc::Layout::from_size_align(len * 8, 64).expect("at most 4 MiB, aligned to a power of two")
+    // A cache line's alignment keeps neighbouring words together. 32 KiB are far below the limit
+    // of a layout.
+    std::alloc::Layout::from_size_align(len * 8, 64).expect("at most 32 KiB, aligned to a power of two")
 }
 
 #[cfg(not(loom))]

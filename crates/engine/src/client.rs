@@ -32,12 +32,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use control::Histogram;
 use guests::Names;
 use kmem::pidfd::PidFd;
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{Detaching, PageNo, RegionId, SegmentId};
 
 use self::apply::Rest;
@@ -53,12 +52,14 @@ use self::requests::Requests;
 use self::schedule::Schedule;
 use self::sweeps::Sweeps;
 use self::watch::Observers;
+use crate::config::bounds::REST_OF_PROCESS;
 use crate::core::content::frame::Frame;
 use crate::core::content::index::{ClientId, Place, Sighting};
 use crate::core::ledger::written::{HugePolicy, Unmerged};
 use crate::core::ledger::{Entry, Region};
 use crate::pace::IN_HAND;
 use crate::store::domain::Domain;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::tenants::Verdict;
 use crate::users::{Connection, User};
 
@@ -75,6 +76,11 @@ pub(crate) struct Totals {
     pub(crate) copied: u64,
     /// Pages that take memory of their own again: copied, or filled since they were given back.
     pub(crate) unmerged: u64,
+    /// The most pages that its process has ever had at once, as the kernel told last. So many count
+    /// as given back of those that no scan has found, and no more: the agent says what it likes.
+    pub(crate) peak: u64,
+    /// How many have.
+    pub(crate) unseen: u64,
     pub(crate) window_max_ns: u64,
     /// How long writers can have waited. Of windows that were reported together the longest counts.
     pub(crate) stalls: Histogram,
@@ -131,6 +137,8 @@ impl State {
 pub(crate) struct Identity {
     pub(crate) number: ClientId,
     pub(crate) pid: i32,
+    /// Its own; `user` may have others, too.
+    pub(crate) uid: u32,
     pub(crate) user: Arc<User>,
     pub(crate) name: String,
     /// How its guest called itself when it connected.
@@ -161,6 +169,8 @@ pub(crate) struct Client {
     pub(crate) passes: AtomicU32,
     /// CPU time of its agent in ns, and pages that it has in hand, as last read.
     load: (AtomicU64, AtomicU32),
+    /// If its process connects again, it is looked at from then on, and once more so much later.
+    returns: Mutex<(Instant, Duration)>,
 }
 
 impl std::ops::Deref for Client {
@@ -205,7 +215,32 @@ impl Client {
             answers: Answers::default(),
             passes: AtomicU32::new(0),
             load: Default::default(),
+            returns: Mutex::new((Instant::now(), Duration::ZERO)),
         }
+    }
+
+    /// It took this CPU time to take it back: if its process connects again, it has to wait.
+    pub(crate) fn took(&self, time: Duration) {
+        let (times, longest) = REST_OF_PROCESS;
+        let rest = (time * times).min(longest);
+        *self.returns.lock() = (Instant::now() + rest, rest);
+    }
+
+    /// Waits until its process may be looked at again. `false`: too many of its connections do, of
+    /// which an honest agent has one.
+    pub(crate) fn wait_to_return(&self) -> bool {
+        let now = Instant::now();
+        let left = {
+            let (from, rest) = &mut *self.returns.lock();
+            let left = from.saturating_duration_since(now);
+            if left > REST_OF_PROCESS.1 {
+                return false;
+            }
+            *from = now + left + *rest;
+            left
+        };
+        std::thread::sleep(left);
+        true
     }
 
     /// CPU time that its agent has charged, in nanoseconds, and pages that it has in hand. Does not
@@ -264,7 +299,7 @@ impl Client {
 
     /// Ends the connection of a client that broke a rule: the service thread finds it closed.
     pub(crate) fn refuse(&self, why: &impl std::fmt::Display) {
-        self.user.refuse(self.pid, &self.name, &format!("connection closed: {why}"));
+        self.user.refuse((self.uid, self.pid), &self.name, &format!("connection closed: {why}"));
         let _ = rustix::net::shutdown(self.conn.as_fd(), rustix::net::Shutdown::Both);
     }
 
@@ -275,7 +310,8 @@ impl Client {
     }
 
     /// The process is gone, or a newer connection has taken its place: gives back all that it held.
-    pub(crate) fn reap(&self) {
+    /// Returns the bytes of its ledgers.
+    pub(crate) fn reap(&self) -> u64 {
         self.requests.close().iter().for_each(|request| self.release(request.frame));
         self.answers.close();
         let mut state = self.state();
@@ -291,5 +327,6 @@ impl Client {
                 self.drop_entry(*id, page, region.entry(page));
             }
         }
+        regions.values().map(Region::bytes).sum()
     }
 }

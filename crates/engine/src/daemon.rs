@@ -5,4 +5,5 @@ pub(crate) mod adopt;
 pub(crate) mod detach;
 pub(crate) mod engine;
 pub(crate) mod freeze;
+pub(crate) mod place;
 pub(crate) mod service;

@@ -29,7 +29,7 @@
 //! | `core/merge` | a pass, whichever back end |
 //! | `core/content` | the index of contents |
 //! | `tenants` | what manages a client, and the tenant that it belongs to |
-//! | `pace`, `config` | clocks and limits; settings |
+//! | `pace`, `config`, `sync` | clocks and limits; settings; locks |
 //!
 //! [`Engine::start`] runs it all; it answers as a [`control::Handler`]. The safety of clients'
 //! memory rests on three things. An agent maps a frame over a page only after it has compared the
@@ -46,6 +46,7 @@ mod daemon;
 mod pace;
 mod report;
 mod store;
+mod sync;
 mod tenants;
 #[cfg(test)]
 mod testing;
@@ -56,6 +57,7 @@ pub use config::{
     Changes, CommandOption, Config, ConfigError, DomainConfig, Effect, ManagedBy, Range, SETTINGS, Setting, TenantBy,
     TenantRule,
 };
-pub use daemon::engine::{AGENT_SOCKET, Engine, StartError};
+pub use daemon::engine::Engine;
+pub use daemon::place::{AGENT_SOCKET, StartError};
 pub use governor::Mode;
 pub use wire::HugePages;

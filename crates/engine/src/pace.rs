@@ -12,11 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use claims::Owner;
 use control::{GovernorMetrics, GovernorMode, GovernorStatus};
 use governor::{Mode, Pace, PaceSettings};
-use parking_lot::Mutex;
 
 use crate::config::Config;
+use crate::sync::Mutex;
 
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,8 @@ const LONGEST: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_secs(1);
 /// How often agents are charged: each time looks at every client.
 pub(crate) const CHARGE_EVERY: Duration = Duration::from_millis(1);
+/// And so much later for each client: a look takes some 50 ns for it.
+const CHARGE_EACH: Duration = Duration::from_micros(2);
 /// CPU time of this process is read at most this often.
 const SETTLE: Duration = Duration::from_micros(500);
 /// CPU time that a page costs an agent at most: comparing it, and a mapping of its own.
@@ -83,8 +86,8 @@ struct State {
     short: bool,
     /// The last line in the log: when, and whether the CPU limit bound.
     told: Option<(Duration, bool)>,
-    /// By uid: those whose scans are not over, or lately were.
-    users: BTreeMap<u32, OfUser>,
+    /// Those whose scans are not over, or lately were.
+    users: BTreeMap<Owner, OfUser>,
 }
 
 /// A user's part of the scan.
@@ -160,13 +163,13 @@ impl Pacer {
     /// Scans of these users' clients begin. Pages that were left of their last ones are found
     /// again. `round`: so does a scan, as the governor counts them; of other users, pages are only
     /// left where `busy` says that passes are under way.
-    pub(crate) fn begin_scan(&self, users: &BTreeSet<u32>, round: bool, busy: impl Fn(u32) -> bool) {
+    pub(crate) fn begin_scan(&self, users: &BTreeSet<Owner>, round: bool, busy: impl Fn(Owner) -> bool) {
         self.with(|state, now| {
             if round {
-                state.users.retain(|&uid, _| busy(uid));
+                state.users.retain(|&owner, _| busy(owner));
             }
-            for &uid in users {
-                let user = state.users.entry(uid).or_default();
+            for &owner in users {
+                let user = state.users.entry(owner).or_default();
                 state.pace.forget(std::mem::take(&mut user.left));
                 user.seen = now;
             }
@@ -178,20 +181,20 @@ impl Pacer {
     }
 
     /// `pages` more pages are due, of one client of this user.
-    pub(crate) fn found(&self, uid: u32, pages: u64) {
+    pub(crate) fn found(&self, owner: Owner, pages: u64) {
         self.with(|state, now| {
-            state.users.entry(uid).or_default().left += pages;
+            state.users.entry(owner).or_default().left += pages;
             state.pace.found(now, pages);
         });
     }
 
     /// `pages` pages of a client of this user are being looked at.
-    pub(crate) fn took(&self, uid: u32, pages: u64) {
+    pub(crate) fn took(&self, owner: Owner, pages: u64) {
         if pages == 0 {
             return;
         }
         let decision = self.with(|state, now| {
-            let user = state.users.entry(uid).or_default();
+            let user = state.users.entry(owner).or_default();
             (user.left, user.seen) = (user.left.saturating_sub(pages), now);
             let decision = state.pace.took(now, pages).1?;
             let news = state.told.is_none_or(|(at, limited)| now - at >= NEWS || limited != decision.limited);
@@ -209,12 +212,12 @@ impl Pacer {
 
     /// Waits until it is time for more pages, of a client of this user, and until CPU time may be
     /// used. The caller must hold no lock.
-    pub(crate) fn pause(&self, uid: u32, stopping: impl Fn() -> bool) {
+    pub(crate) fn pause(&self, owner: Owner, stopping: impl Fn() -> bool) {
         // Each worker has its own place in the schedule.
         let until = self.with(|state, _| state.pace.until());
         loop {
             let (now, cpu) = self.settle(0, Duration::ZERO);
-            self.with(|state, now| state.users.entry(uid).or_default().seen = now);
+            self.with(|state, now| state.users.entry(owner).or_default().seen = now);
             let wait = until.saturating_sub(now).max(cpu);
             if wait.is_zero() || stopping() {
                 return;
@@ -236,6 +239,11 @@ impl Pacer {
         let (now, last) = (self.started.elapsed().as_micros() as u64, self.charged.load(Relaxed));
         let due = last == 0 || now >= last + CHARGE_EVERY.as_micros() as u64;
         due && self.charged.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_ok()
+    }
+
+    /// The next charge is so much later as looking at so many clients takes.
+    pub(crate) fn put_off_charging(&self, clients: usize) {
+        self.charged.fetch_add((CHARGE_EACH * clients as u32).as_micros() as u64, Relaxed);
     }
 
     /// Charges agents. `total`: CPU time of all agents ever, in nanoseconds; `in_hand`: pages that
@@ -262,8 +270,8 @@ impl Pacer {
     }
 
     /// Whether a worker was here within the last `time`, for a client of this user.
-    pub(crate) fn is_busy(&self, uid: u32, time: Duration) -> bool {
-        self.with(|state, now| state.users.get(&uid).is_some_and(|user| now.saturating_sub(user.seen) < time))
+    pub(crate) fn is_busy(&self, owner: Owner, time: Duration) -> bool {
+        self.with(|state, now| state.users.get(&owner).is_some_and(|user| now.saturating_sub(user.seen) < time))
     }
 
     /// Charges `others` and, if `least` ago, this process. Returns the time, and how long to wait.

@@ -7,22 +7,23 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::time::{Duration, Instant};
 
+use claims::{Lines, Owner};
 use kmem::PAGE_SIZE;
+use kmem::peer::is_trusted;
 use kmem::procfs::start_time;
-use parking_lot::Mutex;
 
 pub(crate) use self::received::{Connection, Received};
+use self::turns::Turns;
 use crate::config::Config;
-use crate::config::bounds::{HANDSHAKES_OF_USER, LINES_OF_USER, REFUSALS_OF_USER, SEGMENTS_OF_USER};
+use crate::config::bounds::{HANDSHAKES_OF_USER, LINES, LINES_OF_USER, REFUSALS_OF_USER, SEGMENTS_OF_USER};
+use crate::sync::Mutex;
 
 mod received;
+mod turns;
 
-/// Time over which lines in the log are counted.
-const MINUTE: Duration = Duration::from_secs(60);
-
-/// A line in the log about a client, within its user's bound: `log_of!(user, warn, …)`.
+/// A line in the log about a client, within the bounds of its user and of all:
+/// `log_of!(user, warn, …)`.
 macro_rules! log_of {
     ($user:expr, $level:ident, $($rest:tt)+) => {
         if $user.may_log() {
@@ -49,22 +50,23 @@ const KINDS: usize = 4;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum OverBound {
     #[error(
-        "the clients of uid {uid} would announce {mib} MiB of memory and may announce {most} MiB: where that is right, raise `user_memory` in the daemon's configuration"
+        "the clients of uid {user} would announce {mib} MiB of memory and may announce {most} MiB: where that is right, raise `user_memory` in the daemon's configuration"
     )]
-    Pages { uid: u32, mib: u64, most: u64 },
+    Pages { user: Owner, mib: u64, most: u64 },
     #[error(
-        "uid {uid} has {most} clients, and may not have more: where that is right, raise `user_clients` in the daemon's configuration"
+        "uid {user} has {most} clients, and may not have more: where that is right, raise `user_clients` in the daemon's configuration"
     )]
-    Clients { uid: u32, most: u64 },
-    #[error("{most} connections of uid {uid} wait to introduce themselves; another is taken when one of them is done")]
-    Handshakes { uid: u32, most: u64 },
-    #[error("handshakes of uid {uid} hold {most} segments; another is taken when one of them is done")]
-    Segments { uid: u32, most: u64 },
+    Clients { user: Owner, most: u64 },
+    #[error("{most} connections of uid {user} wait to introduce themselves; another is taken when one of them is done")]
+    Handshakes { user: Owner, most: u64 },
+    #[error("handshakes of uid {user} hold {most} segments; another is taken when one of them is done")]
+    Segments { user: Owner, most: u64 },
 }
 
 /// A client that was refused, or that broke a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
+    pub(crate) uid: u32,
     pub(crate) pid: i32,
     /// When the process started: another may have its number by now.
     started: u64,
@@ -83,20 +85,18 @@ impl Refused {
     }
 }
 
-/// Lines in the log in the present minute.
-struct Lines {
-    since: Instant,
-    written: u32,
-    left_out: u64,
-}
-
+/// A user, with all of its subordinate uids.
 pub(crate) struct User {
-    pub(crate) uid: u32,
+    pub(crate) owner: Owner,
     most: [AtomicU64; KINDS],
     taken: [AtomicU64; KINDS],
     lines: Mutex<Lines>,
+    /// Those of all users; `None`: of root or the daemon's owner, whom others leave no less.
+    lines_of_all: Option<Arc<Mutex<Lines>>>,
     refused: Mutex<VecDeque<Refused>>,
     closing: Mutex<received::Closing>,
+    /// Pages of its clients that are gone that took memory of their own again.
+    pub(crate) unmerged: AtomicU64,
 }
 
 /// A part of what a user takes, until it is dropped.
@@ -114,15 +114,16 @@ impl Drop for Claim {
 
 impl User {
     /// A user with bounds on pages and clients.
-    pub(crate) fn new(uid: u32, pages: u64, clients: u64) -> Self {
-        let lines = Lines { since: Instant::now(), written: 0, left_out: 0 };
+    pub(crate) fn new(owner: Owner, pages: u64, clients: u64) -> Self {
         Self {
-            uid,
+            owner,
             most: [pages, clients, HANDSHAKES_OF_USER, SEGMENTS_OF_USER].map(AtomicU64::new),
             taken: Default::default(),
-            lines: Mutex::new(lines),
+            lines: Mutex::new(Lines::new(LINES_OF_USER)),
+            lines_of_all: None,
             refused: Mutex::default(),
             closing: Mutex::default(),
+            unmerged: AtomicU64::new(0),
         }
     }
 
@@ -132,39 +133,39 @@ impl User {
 
     /// Counts `amount` more, unless that is over the bound.
     pub(crate) fn claim(self: &Arc<Self>, kind: Kind, amount: u64) -> Result<Claim, OverBound> {
-        let (uid, most) = (self.uid, self.most[kind as usize].load(Acquire));
+        let (user, most) = (self.owner, self.most[kind as usize].load(Acquire));
         let more = |taken: u64| taken.checked_add(amount).filter(|&all| all <= most);
         match self.taken[kind as usize].fetch_update(AcqRel, Acquire, more) {
             Ok(_) => Ok(Claim { user: self.clone(), kind, amount }),
             Err(taken) => Err(match kind {
                 Kind::Pages => {
                     let mib = |pages: u64| pages.saturating_mul(PAGE_SIZE as u64) >> 20;
-                    OverBound::Pages { uid, mib: mib(taken.saturating_add(amount)), most: mib(most) }
+                    OverBound::Pages { user, mib: mib(taken.saturating_add(amount)), most: mib(most) }
                 }
-                Kind::Clients => OverBound::Clients { uid, most },
-                Kind::Handshakes => OverBound::Handshakes { uid, most },
-                Kind::Segments => OverBound::Segments { uid, most },
+                Kind::Clients => OverBound::Clients { user, most },
+                Kind::Handshakes => OverBound::Handshakes { user, most },
+                Kind::Segments => OverBound::Segments { user, most },
             }),
         }
     }
 
     /// Whether there may be another line about this user's clients; counts what is left out.
     pub(crate) fn may_log(&self) -> bool {
-        let mut lines = self.lines.lock();
-        if lines.since.elapsed() >= MINUTE {
-            if lines.left_out > 0 {
-                tracing::warn!(uid = self.uid, "{} more lines about this user's clients were left out", lines.left_out);
-            }
-            *lines = Lines { since: Instant::now(), written: 0, left_out: 0 };
+        let Some(left_out) = self.lines.lock().take() else { return false };
+        let Some(of_all) = self.lines_of_all.as_ref().map_or(Some(0), |lines| lines.lock().take()) else {
+            return false;
+        };
+        if left_out > 0 {
+            tracing::warn!(uid = %self.owner, "{left_out} more lines about this user's clients were left out");
         }
-        let may = lines.written < LINES_OF_USER;
-        lines.written += u32::from(may);
-        lines.left_out += u64::from(!may);
-        may
+        if of_all > 0 {
+            tracing::warn!("{of_all} more lines about clients of many users were left out");
+        }
+        true
     }
 
     /// Notes a refused client, and logs it once.
-    pub(crate) fn refuse(&self, pid: i32, name: &str, reason: &str) {
+    pub(crate) fn refuse(&self, (uid, pid): (u32, i32), name: &str, reason: &str) {
         // What has ended already is not listed.
         if let Ok(started) = start_time(pid) {
             let mut refused = self.refused.lock();
@@ -176,10 +177,10 @@ impl User {
             if refused.len() >= REFUSALS_OF_USER {
                 refused.pop_front();
             }
-            refused.push_back(Refused { pid, started, name: name.into(), reason: reason.into(), times: 1 });
+            refused.push_back(Refused { uid, pid, started, name: name.into(), reason: reason.into(), times: 1 });
         }
         if self.may_log() {
-            tracing::warn!(pid, uid = self.uid, name, "refused: {reason}");
+            tracing::warn!(pid, uid, name, "refused: {reason}");
         }
     }
 
@@ -199,12 +200,19 @@ impl User {
 pub(crate) struct Users {
     /// Bounds on pages and clients of each.
     most: Mutex<(u64, u64)>,
-    users: Mutex<BTreeMap<u32, Arc<User>>>,
+    users: Mutex<BTreeMap<Owner, Arc<User>>>,
+    lines: Arc<Mutex<Lines>>,
+    /// For taking clients back.
+    pub(crate) adoptions: Turns,
 }
 
 impl Users {
     pub(crate) fn new(config: &Config) -> Self {
-        Self { most: Mutex::new(Self::bounds(config)), users: Mutex::default() }
+        let lines = Arc::new(Mutex::new(Lines::new(LINES)));
+        // The other half of the CPUs is for the rest of the work.
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let adoptions = Turns::new(cpus.div_ceil(2));
+        Self { most: Mutex::new(Self::bounds(config)), users: Mutex::default(), lines, adoptions }
     }
 
     /// Sets other bounds, for present users too. A user that has more keeps it, and gets no more.
@@ -225,12 +233,16 @@ impl Users {
         (pages as u64, config.user_clients as u64)
     }
 
+    /// Whose this uid is.
     pub(crate) fn user(&self, uid: u32) -> Arc<User> {
+        let owner = Owner::of(uid);
         let new = || {
             let (pages, clients) = *self.most.lock();
-            Arc::new(User::new(uid, pages, clients))
+            let mut user = User::new(owner, pages, clients);
+            user.lines_of_all = (!is_trusted(uid)).then(|| self.lines.clone());
+            Arc::new(user)
         };
-        self.users.lock().entry(uid).or_insert_with(new).clone()
+        self.users.lock().entry(owner).or_insert_with(new).clone()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<User>> {
@@ -247,7 +259,7 @@ impl Users {
     /// Forgets users that have nothing here.
     pub(crate) fn tidy(&self) {
         let idle = |user: &Arc<User>| Arc::strong_count(user) == 1 && user.refused().is_empty();
-        self.users.lock().retain(|_, user| !idle(user) || user.lines.lock().since.elapsed() < MINUTE);
+        self.users.lock().retain(|_, user| !idle(user) || !user.lines.lock().are_old());
     }
 }
 

@@ -158,7 +158,7 @@ impl Guard {
     /// [`GuardError::Note`].
     pub fn note_in(&mut self, directory: &Path) -> Result<(), GuardError> {
         let guard = self.child.as_ref().map_or(0, |child| child.id() as i32);
-        let mark = Mark::make(directory, guard).map_err(GuardError::Note)?;
+        let mark = Mark::make(directory, [guard, std::process::id() as i32]).map_err(GuardError::Note)?;
         self.take_note(mark).map_err(GuardError::NotReady)
     }
 

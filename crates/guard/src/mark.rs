@@ -2,9 +2,9 @@
 //! command puts it back.
 //!
 //! A note is a file in a directory of the user's own, which is gone after a boot, as are all
-//! processes. It has a line for each call of [`watch`](crate::Guard::watch), the guard's number in
-//! its name, and is locked for as long as command or guard live. Whoever puts everything back
-//! removes it.
+//! processes. It has a line for each call of [`watch`](crate::Guard::watch), the numbers of guard
+//! and command in its name, and is locked for as long as command or guard live. Whoever puts
+//! everything back removes it.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -13,13 +13,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use kmem::pidfd::PidFd;
-use kmem::procfs::start_time;
+use kmem::procfs::{Stat, start_time};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Stopped;
-use crate::serve::{is_stopped, rank};
+use crate::serve::rank;
 
 /// More bytes than a note has.
 const MAX_NOTE: u64 = 16 << 20;
@@ -45,11 +45,11 @@ pub(crate) struct Left {
 }
 
 impl Mark {
-    /// Makes a note for a guard.
-    pub(crate) fn make(directory: &Path, guard: i32) -> io::Result<Self> {
+    /// Makes a note for a guard and its command.
+    pub(crate) fn make(directory: &Path, [guard, command]: [i32; 2]) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        // No other process has both.
-        let name = format!("{guard}-{}", start_time(guard)?);
+        // No other process has a number and a start of these.
+        let name = format!("{guard}-{}-{command}-{}", start_time(guard)?, start_time(command)?);
         let (path, unlocked) = (directory.join(&name), directory.join(format!(".{name}")));
         let file = File::options().create_new(true).append(true).mode(0o600).open(&unlocked)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -72,7 +72,7 @@ impl Mark {
 }
 
 /// What was left, by the notes in a directory. Guards that are stopped while their commands are, or
-/// are gone, are continued.
+/// are gone, are continued. So is a stopped command whose guard is gone: it puts back by itself.
 pub(crate) fn left(directory: &Path) -> Vec<Left> {
     let all = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let is_made = |entry: &std::fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
@@ -91,7 +91,7 @@ fn read(file: File, path: PathBuf) -> Option<Left> {
         return None;
     }
     if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        continue_guard(&path);
+        go_on(&path);
         return None;
     }
     // Whoever had the lock may have put all back, and removed it.
@@ -118,16 +118,20 @@ fn read(file: File, path: PathBuf) -> Option<Left> {
     (!watched.is_empty()).then_some(Left { mark, watched })
 }
 
-/// Continues the guard of a note, if it was stopped.
-fn continue_guard(path: &Path) {
+/// Continues the guard of a note, if it was stopped; if it is gone, its command.
+fn go_on(path: &Path) {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let Some((pid, started)) = name.split_once('-') else { return };
-    if let (Ok(pid), Ok(started)) = (pid.parse::<i32>(), started.parse::<u64>())
-        && let Ok(guard) = PidFd::open(pid)
-        && start_time(pid).is_ok_and(|start| start == started)
-        && is_stopped(pid)
-    {
-        let _ = guard.send_signal(libc::SIGCONT);
+    let numbers: Vec<u64> = name.split('-').map_while(|number| number.parse().ok()).collect();
+    for of in numbers.chunks_exact(2) {
+        let pid = of[0] as i32;
+        let Ok(process) = PidFd::open(pid) else { continue };
+        let state = Stat::of(Some(pid)).ok().filter(|stat| stat.field(22).is_ok_and(|start| start == of[1]));
+        match state.and_then(|stat| stat.state()) {
+            // A guard that was killed stays in the table while its command is stopped.
+            None | Some('Z' | 'X') => {}
+            Some('T') => return drop(process.send_signal(libc::SIGCONT)),
+            Some(_) => return,
+        }
     }
 }
 

@@ -120,7 +120,8 @@ fn a_word_means_one_process_or_none() {
     let dir = tempfile::tempdir().unwrap();
     let program = format!("waits-{}", std::process::id());
     let path = dir.path().join(&program);
-    fs::copy("/bin/sleep", &path).unwrap();
+    // A child of another test may have open what this process writes: then it cannot be run.
+    assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
     let mut one = waiting(&path);
     let pid = one.id() as i32;
     let found = find(root, &program).unwrap();

@@ -24,6 +24,7 @@ macro_rules! as_fd {
 }
 
 pub mod account;
+pub mod atomics;
 pub mod cgroup;
 pub mod cpu;
 pub mod keyring;

@@ -79,6 +79,26 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
     unsafe { mmap(Range::new(0, len), READ_WRITE, PRIVATE | libc::MAP_ANONYMOUS, -1, 0) }
 }
 
+/// Has malloc map large pieces and unmap them when they are freed, for as long as the process
+/// lives. By itself it soon keeps them; and zeroed ones, of which little is used, it then fills.
+pub fn map_large_pieces() {
+    // SAFETY: the call changes a setting of malloc's.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+    }
+}
+
+/// Gives whole pages back to the kernel that malloc keeps and nobody uses. Other threads'
+/// allocations may wait meanwhile.
+pub fn trim_heap() {
+    // SAFETY: malloc touches only memory that it has and nobody uses.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Removes every mapping in `range`.
 ///
 /// # Safety

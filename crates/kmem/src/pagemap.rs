@@ -251,6 +251,10 @@ impl Pagemap {
             // SAFETY: `ScanCall` is PAGEMAP_SCAN with its argument, whose `vec` is an array of
             // `vec_len` regions that outlives the call.
             let filled = unsafe { ioctl::ioctl(&self.fd, &mut call) }?;
+            // Not every kernel says `ESRCH` of an address space that is gone.
+            if filled == 0 && self.is_gone() {
+                return Err(Errno::SRCH);
+            }
             runs.clear();
             runs.extend(regions[..filled.min(regions.len())].iter().map(|region| PageRun {
                 start: region.start as usize,

@@ -4,8 +4,17 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::pidfd::PidFd;
+
+/// Pause before another try to connect.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The process at the other end, as it was when that end connected or began to listen.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -25,6 +34,31 @@ impl Peer {
         // SAFETY: the value of SO_PEERCRED is a `ucred`.
         unsafe { option(socket, libc::SO_PEERCRED, &mut cred) }?;
         Ok(Self { pid: cred.pid, uid: cred.uid, gid: cred.gid })
+    }
+}
+
+/// Connects to a socket, within a limit. A listener's queue may be full, and `connect(2)` blocks
+/// until the listener accepts a connection, which it may never do.
+///
+/// # Errors
+/// `WouldBlock`: the queue stayed full. Those of `connect(2)`.
+pub fn connect_within(address: &SocketAddr, limit: Duration) -> io::Result<UnixStream> {
+    let start = Instant::now();
+    let named = |name| SocketAddrUnix::new_abstract_name(name);
+    let path = || address.as_pathname().ok_or(Errno::INVAL).and_then(SocketAddrUnix::new);
+    let address = address.as_abstract_name().map_or_else(path, named)?;
+    loop {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let stream = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match net::connect(&stream, &address) {
+            Ok(()) => {
+                let stream = UnixStream::from(stream);
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(Errno::AGAIN) if start.elapsed() < limit => std::thread::sleep(PAUSE),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

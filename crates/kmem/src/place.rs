@@ -21,13 +21,13 @@ use crate::cgroup::MemoryGroups;
 /// Bytes of memory that control groups must have left for one more program: a QEMU without its
 /// guest's memory takes less. In a full one the kernel would end what is there.
 const ROOM: u64 = 256 << 20;
-/// Namespaces that names of files, accounts and numbers of processes are of.
-const NAMESPACES: [&str; 3] = ["mnt", "user", "pid"];
+/// Namespaces that names of files, accounts, numbers of processes, and addresses are of.
+const NAMESPACES: [&str; 4] = ["mnt", "user", "pid", "net"];
 /// A program that is ended first when memory is short.
 const FIRST: &[u8] = b"1000";
 
-/// Whether names in a process are of other things than in this one: it has mounts, users or numbers
-/// of processes of its own, as in a container.
+/// Whether names in a process are of other things than in this one: it has mounts, users, numbers
+/// of processes or networks of its own, as in a container.
 ///
 /// # Errors
 ///

@@ -49,8 +49,10 @@ impl Listener {
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
         // No client can connect before the socket listens, so the permissions hold from the
         // beginning.
-        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
-        rustix::net::listen(&fd, BACKLOG)?;
+        let listens =
+            rustix::fs::chmod(path, Mode::from_raw_mode(mode)).and_then(|()| rustix::net::listen(&fd, BACKLOG));
+        // Nobody could connect, nor bind it again.
+        listens.inspect_err(|_| _ = std::fs::remove_file(path))?;
         Ok(Self { fd })
     }
 

@@ -45,7 +45,7 @@ pub fn decode_all(bytes: &[u8]) {
         }
     }
     for bytes in [bytes, &[b"PGLEASEX", bytes].concat()] {
-        let _ = SealedLease::decode(bytes);
+        let _ = SealedLease::decode(bytes, bytes.len() as u64);
     }
     if let Some((&generation, frames)) = bytes.split_first() {
         for copies in [[frames, frames], [frames, &[]], [&[], frames], frames.split_at(frames.len() / 2).into()] {

@@ -64,7 +64,7 @@ mod tests;
 
 pub use disk::buffer::AlignedBuf;
 pub use disk::file_system::Disk;
-pub use disk::medium::{Access, Medium, MediumFile, Open, ReadPiece, Room, Storage};
+pub use disk::medium::{Access, EachLease, Medium, MediumFile, Open, ReadPiece, Room, Storage};
 pub use disk::superblock::FORMAT_VERSION;
 pub use disk::uring::disable as disable_io_uring;
 pub use error::{Damage, IoError, MapError, Object, ObjectError, PoolError};

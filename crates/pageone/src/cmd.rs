@@ -28,6 +28,16 @@ pub(crate) fn warn(about: &str, error: &anyhow::Error) {
     output::note!("{about}{error:#}");
 }
 
+/// A word for a shell.
+pub(crate) fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// A name for a checkpoint or a snapshot, as options have it.
+pub(crate) fn checkpoint_name(name: &str) -> Result<String, ::checkpoint::BeginError> {
+    ::checkpoint::ensure_name(name).map(|()| name.to_owned())
+}
+
 /// The option of each command that writes a file which a person names.
 #[derive(clap::Args)]
 pub(crate) struct Force {

@@ -3,6 +3,7 @@
 use checkpoint::SourceError;
 use control::client;
 use guests::FindError;
+use mpool::PoolError;
 use snapshot::save::SaveError;
 
 /// What the exit code says.
@@ -61,6 +62,9 @@ fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<Code> {
     if let Some(FindError::None(_) | FindError::Ended { .. }) = error.downcast_ref() {
         return Some(Code::NoClient);
     }
+    if let Some(PoolError::Name(_)) = error.downcast_ref() {
+        return Some(Code::Usage);
+    }
     let gone = matches!(error.downcast_ref(), Some(SourceError::NoProcess { .. }));
     if gone || matches!(error.downcast_ref(), Some(SaveError::NoProcess { .. })) {
         return Some(Code::NoClient);
@@ -96,6 +100,7 @@ mod tests {
         assert!(Code::ALL.iter().enumerate().all(|(at, &code)| at == code as usize));
         let code = |error: anyhow::Error| Code::of(&error.context("while something else was done"));
         assert_eq!(code(Coded(Code::LeftOut, "x".into()).into()), Code::LeftOut);
+        assert_eq!(code(PoolError::Name("a b".into()).into()), Code::Usage);
         assert_eq!(code(client::Error::NoDaemon(Vec::new()).into()), Code::NoDaemon);
         assert_eq!(code(client::Error::NoClient("x".into()).into()), Code::NoClient);
         let gone = || std::io::ErrorKind::NotFound.into();

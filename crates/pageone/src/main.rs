@@ -14,6 +14,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -116,7 +117,7 @@ fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     let done = match parse(&words) {
         Ok(cli) => check_pages(&cli.command, kmem::page_size()).and_then(|()| mend_and_run(cli)),
-        Err(wrong) if wrong.use_stderr() => wrong.exit(),
+        Err(wrong) if wrong.use_stderr() => return say_usage(&wrong),
         Err(help) => help.print().map_err(|error| StdoutError::from(error).into()),
     };
     match done.and_then(|()| Ok(output::print(format_args!(""))?)) {
@@ -133,6 +134,16 @@ fn main() -> ExitCode {
             ExitCode::from(Code::of(&error) as u8)
         }
     }
+}
+
+/// Says what is wrong with the command line. Its words may be another's: a terminal obeys none.
+fn say_usage(wrong: &clap::Error) -> ExitCode {
+    let text = wrong.render().to_string();
+    let _ = match output::text::shown(&text) {
+        Cow::Borrowed(_) => wrong.print(),
+        Cow::Owned(shown) => service::Line(None).write_all(shown.as_bytes()),
+    };
+    ExitCode::from(wrong.exit_code() as u8)
 }
 
 /// Reads the command line. `pageone help COMMAND --help` is `pageone help COMMAND`: clap takes the

@@ -5,11 +5,11 @@
 //! lines of JSON; docs/interop/qemu-ga-ref of QEMU.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kmem::peer::Peer;
+use kmem::peer::{Peer, connect_within};
 use serde_json::{Value, json};
 
 use crate::monitor::{Monitor, MonitorError};
@@ -88,7 +88,11 @@ impl Port {
 }
 
 /// A session with an agent.
-pub(crate) struct Agent(BufReader<UnixStream>);
+pub(crate) struct Agent {
+    from: BufReader<UnixStream>,
+    /// Until when it may answer, however little it says at a time.
+    end: Instant,
+}
 
 impl Agent {
     /// Begins a session: what the agent still has to say to another one is skipped.
@@ -96,16 +100,15 @@ impl Agent {
     /// `qemu`: the process that listens there. The socket lies in the clone's directory, and
     /// another account than the caller's may have put another one there.
     pub(crate) fn connect(socket: &Path, qemu: u32) -> Result<Self, AgentError> {
-        let stream = UnixStream::connect(socket)?;
+        let stream = connect_within(&SocketAddr::from_pathname(socket)?, MOMENT)?;
         if Peer::of(&stream)?.pid != qemu as i32 {
             return Err(io::Error::other("another process listens in its place").into());
         }
-        stream.set_read_timeout(Some(ANSWER))?;
         stream.set_write_timeout(Some(ANSWER))?;
-        let mut agent = Self(BufReader::new(stream));
+        let mut agent = Self { from: BufReader::new(stream), end: Instant::now() + ANSWER };
         let id = u64::from(std::process::id()) << 20 | u64::from(since_1970().subsec_micros());
         let sync = json!({ "execute": "guest-sync-delimited", "arguments": { "id": id } });
-        agent.0.get_mut().write_all(&[&[BEGIN][..], format!("{sync}\n").as_bytes()].concat())?;
+        agent.from.get_mut().write_all(&[&[BEGIN][..], format!("{sync}\n").as_bytes()].concat())?;
         loop {
             agent.skip_until_begin()?;
             if agent.answer()?["return"] == id {
@@ -114,10 +117,20 @@ impl Agent {
         }
     }
 
+    /// What it has said, which is waited for.
+    fn said(&mut self) -> io::Result<&[u8]> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.from.get_ref().set_read_timeout(Some(left))?;
+        self.from.fill_buf()
+    }
+
     fn skip_until_begin(&mut self) -> io::Result<()> {
         let mut skipped = 0;
         while skipped < LONGEST {
-            let bytes = self.0.fill_buf()?;
+            let bytes = self.said()?;
             let (used, found) = match bytes.iter().position(|byte| *byte == BEGIN) {
                 Some(at) => (at + 1, true),
                 None => (bytes.len(), false),
@@ -125,7 +138,7 @@ impl Agent {
             if used == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            self.0.consume(used);
+            self.from.consume(used);
             if found {
                 return Ok(());
             }
@@ -138,13 +151,13 @@ impl Agent {
     fn answer(&mut self) -> io::Result<Value> {
         let mut line = Vec::new();
         while !line.ends_with(b"\n") {
-            let bytes = self.0.fill_buf()?;
+            let bytes = self.said()?;
             let used = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
             if used == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             line.extend(&bytes[..used]);
-            self.0.consume(used);
+            self.from.consume(used);
             if line.len() > LONGEST {
                 return Err(io::Error::other("its answer is too long"));
             }
@@ -154,7 +167,8 @@ impl Agent {
 
     fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, AgentError> {
         let line = json!({ "execute": command, "arguments": arguments });
-        writeln!(self.0.get_mut(), "{line}")?;
+        self.end = Instant::now() + ANSWER;
+        writeln!(self.from.get_mut(), "{line}")?;
         let answer = self.answer()?;
         let Some(error) = answer.get("error") else { return Ok(answer["return"].clone()) };
         Err(AgentError::Refused { command, why: error["desc"].as_str().unwrap_or("it does not say why").into() })
@@ -190,88 +204,4 @@ fn since_1970() -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixListener;
-
-    use super::*;
-
-    fn words(line: &str) -> Vec<String> {
-        line.split(' ').map(String::from).collect()
-    }
-
-    #[test]
-    fn the_port_is_known_by_its_name() {
-        let device = "-device virtio-serial -device virtserialport,chardev=q,name=org.qemu.guest_agent.0";
-        let port = |chardev: &str| Port::find(&words(&format!("-m 1 -chardev {chardev} {device}")));
-        let socket = Some(Port { label: "q".into(), socket: "/s".into() });
-        assert_eq!(port("socket,path=/s,server=on,wait=off,id=q"), socket);
-        assert_eq!(port("socket,path=/s,server,nowait,id=q"), socket);
-        for other in ["socket,path=/s,id=q", "socket,path=/s,server=on,id=r", "pty,id=q"] {
-            assert_eq!(port(other), None, "{other}");
-        }
-        assert_eq!(Port::find(&words("-chardev socket,path=/s,server=on,id=q -device virtserialport,chardev=q")), None);
-    }
-
-    /// What an agent answers to each line.
-    fn agent(answer: impl Fn(&str) -> String + Send + 'static) -> (tempfile::TempDir, PathBuf) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("agent");
-        let listener = UnixListener::bind(&path).unwrap();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                // What was meant for another.
-                let _ = (&stream).write_all(b"{\"return\": 1}\n\xff{\"return\": 2}\n");
-                for line in BufReader::new(&stream).split(b'\n').map_while(Result::ok) {
-                    let line = String::from_utf8_lossy(&line).into_owned();
-                    let id = line.split("\"id\":").nth(1).map(|rest| rest.split('}').next().unwrap().to_owned());
-                    let said = id.map_or_else(
-                        || answer(&line).into_bytes(),
-                        |id| [b"\xff".to_vec(), format!("{{\"return\": {id}}}\n").into_bytes()].concat(),
-                    );
-                    if said.is_empty() {
-                        break;
-                    }
-                    let _ = (&stream).write_all(&said);
-                }
-            }
-        });
-        (dir, path)
-    }
-
-    #[test]
-    fn an_agent_is_asked_and_its_refusal_is_said() {
-        let (_dir, path) = agent(|line| match line {
-            _ if line.contains("guest-ping") => "{\"return\": {}}\n".into(),
-            _ => "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no hwclock\"}}\n".into(),
-        });
-        let mut session = Agent::connect(&path, std::process::id()).unwrap();
-        session.ping().unwrap();
-        session.ping().unwrap();
-        assert!(!session.knows_vmgenid().unwrap());
-        let (_new, new) = agent(|line| match line {
-            _ if line.contains("/platform/") => "{\"return\": 7}\n".into(),
-            _ if line.contains("guest-file-close") && line.contains("7") => "{\"return\": {}}\n".into(),
-            _ => "{\"error\": {\"desc\": \"no such file\"}}\n".into(),
-        });
-        assert!(Agent::connect(&new, std::process::id()).unwrap().knows_vmgenid().unwrap());
-        let error = session.set_time().unwrap_err();
-        assert!(matches!(error, AgentError::Refused { .. }), "{error}");
-        assert_eq!(error.to_string(), "the guest's agent refuses guest-set-time: no hwclock");
-    }
-
-    #[test]
-    fn an_agent_that_is_gone_or_speaks_something_else_is_an_error() {
-        let (_dir, path) = agent(|_| String::new());
-        let error = Agent::connect(&path, std::process::id()).unwrap().ping().unwrap_err();
-        assert!(matches!(error, AgentError::Io(_)), "{error}");
-        assert!(error.to_string().starts_with("the guest's agent does not answer: "), "{error}");
-        let (_dir, path) = agent(|_| "no JSON\n".into());
-        assert!(Agent::connect(&path, std::process::id()).unwrap().ping().is_err());
-        let (_dir, path) = agent(|_| "x".repeat(LONGEST + 2));
-        let error = Agent::connect(&path, std::process::id()).unwrap().ping().unwrap_err().to_string();
-        assert!(error.ends_with("its answer is too long"), "{error}");
-        let error = Agent::connect(&path, 1).map(drop).unwrap_err().to_string();
-        assert!(error.ends_with("another process listens in its place"), "{error}");
-        assert!(Agent::connect(Path::new("/nonexistent/agent"), 1).is_err());
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@
 //! reads the stream from a pipe, and goes on. Its RAM is a private mapping of the snapshot's, or
 //! [its own](Own).
 
+mod cards;
 mod directory;
 mod images;
 mod own;
@@ -37,10 +38,10 @@ use crate::rights::Rights;
 use directory::{hand_over, new_directory, tail};
 use own::Maps;
 use process::spawn_without_huge_pages;
-use rewrite::{overlay, rewrite};
+use rewrite::{overlay, reached_from_here, rewrite};
 
 pub use images::check_image;
-pub(crate) use images::check_layer;
+pub(crate) use images::{check_layer, check_layers};
 pub use own::{Add, Own};
 pub use process::Process;
 pub use rewrite::is_own_image;
@@ -58,8 +59,8 @@ const STDERR: i32 = 2;
 pub enum CloneError {
     #[error("cannot make {} for the clone", what.display())]
     Make { what: PathBuf, source: io::Error },
-    #[error("the image {} is missing or no qcow2: the snapshot was taken with it, and a clone needs it; put it \
-             back (`pageone snapshot ls POOL --json` names the images)", image.display())]
+    #[error("the image {} can't be used, and a clone needs it; put it back, readable for the clone's user \
+             (`pageone snapshot ls POOL --json` names the images)", image.display())]
     Image { image: PathBuf, source: io::Error },
     #[error(
         "the image {image} is not what was stored: somebody has written to it, or it is a copy (written at {now}, {now_len} bytes \
@@ -68,6 +69,11 @@ pub enum CloneError {
         image = .0.image.display(), then = images::time(.0), len = .0.len, now = images::time(.1), now_len = .1.len
     )]
     Changed(Layer, Layer),
+    #[error(
+        "the image {} shows other files than when it was stored: somebody has changed its header. Put back a copy of the stored \
+             one, with its time (`cp -p`)", .0.display()
+    )]
+    Shows(PathBuf),
     #[error(
         "the guest runs as uid {uid}, who cannot enter {}: `chmod o+x` it and those above it, or name another directory with \
          --files", directory.display()
@@ -321,7 +327,10 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
         "-mon".into(),
         format!("chardev={START},mode=control"),
     ]);
-    words.extend(rewrite(description, directory));
+    let own = rewrite(description, directory);
+    // What others wrote, and what is nobody's to reach, is reached from this host alone.
+    let is_here = options.rights.is_confined || matches!(options.ram, Ram::Tried(_));
+    words.extend(if is_here { reached_from_here(&own) } else { own });
     words.extend(["-incoming".into(), "defer".into()]);
     words.extend(options.extra.iter().cloned());
     inherited.push(theirs.into());

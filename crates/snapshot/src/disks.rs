@@ -21,14 +21,14 @@ use serde_json::{Value, json};
 use crate::monitor::{Monitor, MonitorError};
 use crate::names::{Names, is_written_by};
 use crate::ours::make_beside;
-use crate::qcow2;
+use crate::qcow2::{self, MAX_IMAGES};
 use crate::reflink;
 use guests::words::{Opt, options};
 
 /// How long putting back what was written may take.
 const COMMIT: Duration = Duration::from_secs(600);
-/// QEMU's name for this work.
-const JOB: &str = "pageone-undo";
+/// What is asked until it has ended, and what it is.
+const PUTTING_BACK: (&str, &str) = ("query-block-jobs", "putting back what was written to a disk");
 
 /// Why a guest's disks cannot be stored.
 #[derive(Debug, thiserror::Error)]
@@ -82,10 +82,6 @@ pub enum DiskError {
     Qmp(#[from] MonitorError),
 }
 
-/// Images of a disk, at most. QEMU has a descriptor for each, of 1,024 by default, and its answer
-/// describes each image inside the description of the one above.
-const MAX_IMAGES: usize = 500;
-
 /// A disk of a running guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
@@ -130,6 +126,11 @@ pub(crate) fn named<'a>(option: &Opt<'a>) -> Option<Cow<'a, str>> {
         "blockdev" => option.part("filename").or_else(|| option.part("file.filename")),
         _ => None,
     }
+}
+
+/// Bytes that are free where a file is.
+fn free(file: &Path) -> u64 {
+    rustix::fs::statvfs(file).map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// An image as QEMU describes it, the one below it, and so on.
@@ -203,6 +204,13 @@ pub(crate) fn ensure_fast(disks: &[Running], max: Duration) -> Result<(), DiskEr
     Err(DiskError::Slow { ms: time.as_millis() + 1, pieces, max_ms: max.as_millis() })
 }
 
+/// An image for each disk, which `one` describes: a disk, and the images of those before it.
+pub(crate) fn overlays(disks: &[Running], one: impl Fn(&Running, &[Overlay]) -> Overlay) -> Vec<Overlay> {
+    let mut all = Vec::new();
+    disks.iter().for_each(|disk| all.push(one(disk, &all)));
+    all
+}
+
 impl Running {
     /// The image that a snapshot of this name has. `again`: how many of the name were there.
     fn stored_name(&self, name: &str, again: usize) -> PathBuf {
@@ -227,18 +235,22 @@ impl Running {
     }
 
     /// Describes the image over it that [`Running::cover`] will make. Files that are there stay:
-    /// other snapshots have them, or they were left when one was cut short.
-    pub(crate) fn overlay(&self, name: &str) -> Overlay {
-        let is_new = |again: &usize| self.stored_name(name, *again).symlink_metadata().is_err();
+    /// other snapshots have them, or they were left when one was cut short. `others`: of other
+    /// disks, and not made yet.
+    pub(crate) fn overlay(&self, name: &str, others: &[Overlay]) -> Overlay {
+        let is_new = |again: &usize| {
+            let stored = self.stored_name(name, *again);
+            stored.symlink_metadata().is_err() && others.iter().all(|other| other.stored() != stored)
+        };
         self.overlay_of(name, (0..2 * MAX_IMAGES).find(is_new).unwrap_or_default())
     }
 
     /// The same, and says if the image does not get the snapshot's name.
-    pub(crate) fn first_overlay(&self, name: &str) -> Overlay {
-        let (overlay, first) = (self.overlay(name), self.stored_name(name, 0));
-        if overlay.stored() != first {
+    pub(crate) fn first_overlay(&self, name: &str, others: &[Overlay]) -> Overlay {
+        let (overlay, first) = (self.overlay(name, others), self.stored_name(name, 0));
+        if first.symlink_metadata().is_ok() {
             output::note!(
-                "{} stays: another snapshot has it, or it was left when one was cut short; this one has {}",
+                "{} stays: a snapshot has it, or had it, or it was left when one was cut short; this one has {}",
                 first.display(),
                 overlay.stored().display()
             );
@@ -313,12 +325,27 @@ impl Overlay {
         Ok(all.as_array().into_iter().flatten().find(|entry| entry["inserted"]["node-name"] == self.node).cloned())
     }
 
-    /// Before the guest goes on: gives the image its disk's name, if QEMU writes to it.
+    /// The job that puts back what is in the image, in the answer to `query-block-jobs`. It has the
+    /// image's name: other disks may have jobs of their own.
+    fn job<'a>(&self, answer: &'a Value) -> Option<&'a Value> {
+        answer.as_array()?.iter().find(|job| job["device"] == self.node)
+    }
+
+    /// Before the guest goes on: the image has its disk's name if QEMU writes to it, and else none.
     pub(crate) fn settle(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
         let Some(names) = self.names.as_ref().filter(|names| !names.is_settled()) else { return Ok(()) };
-        if self.writer(qmp)?.is_some()
-            && let Err(error) = names.settle()
-        {
+        // A command that was killed may have told the job to complete. It would complete after the
+        // names were settled: so it completes first.
+        let is_ready = self.job(&qmp.execute(PUTTING_BACK.0, json!({}))?).is_some_and(|job| job["ready"] == true);
+        if is_ready && qmp.state()? != "running" {
+            // QEMU refuses this if the job completes already.
+            let _ = qmp.execute("block-job-complete", json!({ "device": self.node }));
+            qmp.until(PUTTING_BACK, COMMIT, |all| self.job(all).is_none())?;
+        }
+        if self.writer(qmp)?.is_none() {
+            return self.remove(qmp);
+        }
+        if let Err(error) = names.settle() {
             // The guest would stand for ever.
             let (fresh, live) = (names.fresh.display(), names.live.display());
             output::note!("a guest writes to {fresh}, which cannot be renamed to {live}; do it: {error}");
@@ -330,42 +357,60 @@ impl Overlay {
     /// stands for a moment, in which `stands` is called before and behind.
     pub(crate) fn undo(&self, qmp: &mut Monitor, stands: &dyn Fn(bool)) -> Result<(), MonitorError> {
         if let (Some(names), Some(entry)) = (&self.names, self.writer(qmp)?) {
-            let device = entry["device"].as_str().filter(|name| !name.is_empty()).unwrap_or(&self.node);
-            let ours = |job: &&Value| job["device"] == JOB;
-            let job = |answer: &Value| answer.as_array().into_iter().flatten().find(ours).cloned();
-            // A try that was cut short may have begun it.
-            if job(&qmp.execute("query-block-jobs", json!({}))?).is_none() {
-                names.let_write()?;
-                let arguments = json!({ "job-id": JOB, "device": device, "base-node": self.base_node });
-                // QEMU opens the base by its name, to write.
-                let begun = names.unsettle().map_err(Into::into).and_then(|()| qmp.execute("block-commit", arguments));
-                names.settle()?;
-                begun?;
-            }
-            let ready = |answer: &Value| job(answer).is_none_or(|job| job["ready"] == true);
-            qmp.until(("query-block-jobs", "putting back what was written to a disk"), COMMIT, ready)?;
-            let ran = qmp.state()? == "running";
-            if ran {
-                // What it writes from now on is the base's, and so is the name.
-                stands(true);
-                qmp.execute("stop", json!({}))?;
-            }
-            let ended = names.unsettle().map_err(MonitorError::from).and_then(|()| {
-                qmp.execute("block-job-complete", json!({ "device": JOB }))?;
-                qmp.until(("query-block-jobs", "putting back what was written to a disk"), COMMIT, |all| {
-                    job(all).is_none()
-                })
-            });
-            if ended.is_err() {
-                self.settle(qmp)?;
-            }
-            if ran {
-                qmp.execute("cont", json!({}))?;
-                stands(false);
-            }
-            ended?;
+            self.commit((names, &entry), qmp, stands)?;
         }
-        // One below another that the guest writes to must stay.
+        self.remove(qmp)
+    }
+
+    /// Has QEMU write what the image holds to the base, and switch to that.
+    fn commit(
+        &self,
+        (names, entry): (&Names, &Value),
+        qmp: &mut Monitor,
+        stands: &dyn Fn(bool),
+    ) -> Result<(), MonitorError> {
+        let device = entry["device"].as_str().filter(|name| !name.is_empty()).unwrap_or(&self.node);
+        // A try that was cut short may have begun it.
+        if self.job(&qmp.execute(PUTTING_BACK.0, json!({}))?).is_none() {
+            names.let_write()?;
+            let arguments = json!({ "job-id": self.node, "device": device, "base-node": self.base_node });
+            // QEMU opens the base by its name, to write.
+            let begun = names.unsettle().map_err(Into::into).and_then(|()| qmp.execute("block-commit", arguments));
+            names.settle()?;
+            begun?;
+        }
+        // What is written meanwhile is put back later: QEMU may abort if there is no room for it.
+        let fits = |job: &Value| {
+            let number = |name| job[name].as_u64().unwrap_or(0);
+            number("len").saturating_sub(number("offset")) <= free(&names.stored)
+        };
+        let ready = |answer: &Value| self.job(answer).is_none_or(|job| job["ready"] == true && fits(job));
+        let answer = qmp.until(PUTTING_BACK, COMMIT, ready)?;
+        // A job that fails is gone, too.
+        let failed = || MonitorError::NotPutBack(device.to_owned());
+        self.job(&answer).ok_or_else(failed)?;
+        let ran = qmp.state()? == "running";
+        if ran {
+            // What it writes from now on is the base's, and so is the name.
+            stands(true);
+            qmp.execute("stop", json!({}))?;
+        }
+        let ended = names.unsettle().map_err(MonitorError::from).and_then(|()| {
+            qmp.execute("block-job-complete", json!({ "device": self.node }))?;
+            qmp.until(PUTTING_BACK, COMMIT, |all| self.job(all).is_none())?;
+            self.writer(qmp)?.map_or(Ok(()), |_| Err(failed()))
+        });
+        // Before it goes on: should QEMU end, nobody takes the image for the newer one.
+        self.settle(qmp)?;
+        if ran {
+            qmp.execute("cont", json!({}))?;
+            stands(false);
+        }
+        ended
+    }
+
+    /// Takes the image away, unless QEMU has it: one below another that the guest writes to stays.
+    fn remove(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
         let all = qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
         if all.as_array().into_iter().flatten().any(|node| node["node-name"] == self.node) {
             return Ok(());
@@ -375,6 +420,15 @@ impl Overlay {
             None => drop(std::fs::remove_file(&self.image)),
         }
         Ok(())
+    }
+
+    /// QEMU has ended: the disk's name is that of the image with all that was written.
+    pub(crate) fn end(&self) {
+        let ended = self.names.as_ref().map_or_else(|| std::fs::remove_file(&self.image), Names::end);
+        if let (Err(error), Some(names)) = (ended, &self.names) {
+            let (fresh, live) = (names.fresh.display(), names.live.display());
+            output::note!("a guest has ended that wrote to {fresh}, which cannot be renamed to {live}; do it: {error}");
+        }
     }
 
     /// Takes away the names by which QEMU, process `pid`, knew the images below, and what was left

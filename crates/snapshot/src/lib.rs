@@ -22,6 +22,7 @@ mod fake;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod keep;
+mod left;
 pub mod memory;
 mod monitor;
 mod names;
@@ -40,6 +41,7 @@ pub use agent::{AgentError, NoAgent};
 pub use clone::trial::stored_image;
 pub use disks::{DiskError, file_name};
 pub use facts::Facts;
+pub use left::{Left, left};
 pub use monitor::MonitorError;
 pub use prepare::{PrepareError, Prepared, memory, prepare};
 pub use stream::StreamError;

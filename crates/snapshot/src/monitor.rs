@@ -2,14 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kmem::peer::Peer;
+use kmem::peer::{Peer, connect_within};
 use qmp::{Qmp, QmpError};
-use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
 
 /// Name of the pipe in QEMU.
@@ -45,6 +43,11 @@ pub enum MonitorError {
     Qmp(#[from] QmpError),
     #[error("QEMU does not end {0}")]
     Endless(&'static str),
+    #[error(
+        "QEMU did not put back what was written to disk {0}, whose new image keeps it: see that its file system has room \
+         and takes writes"
+    )]
+    NotPutBack(String),
     #[error("QEMU cannot write or read the device stream: {0}")]
     Stream(String),
 }
@@ -52,26 +55,6 @@ pub enum MonitorError {
 impl From<io::Error> for MonitorError {
     fn from(error: io::Error) -> Self {
         QmpError::from(error).into()
-    }
-}
-
-/// Connects to a socket. QEMU takes one client, and lets two wait: the next one would wait for as
-/// long as another program speaks to it.
-fn connect_within(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
-    let start = Instant::now();
-    let address = SocketAddrUnix::new(socket)?;
-    loop {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let stream = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        match net::connect(&stream, &address) {
-            Ok(()) => {
-                let stream = UnixStream::from(stream);
-                stream.set_nonblocking(false)?;
-                return Ok(stream);
-            }
-            Err(Errno::AGAIN) if start.elapsed() < limit => std::thread::sleep(PAUSE),
-            Err(error) => return Err(error.into()),
-        }
     }
 }
 
@@ -114,8 +97,9 @@ impl Monitor {
     /// user it began to listen, too.
     pub(crate) fn reach(socket: &Path, pid: i32, limit: Duration) -> Result<(UnixStream, u32), MonitorError> {
         let name = || socket.display().to_string();
-        let failed = |source| MonitorError::Connect { socket: name(), source };
-        let stream = connect_within(socket, limit).map_err(failed)?;
+        let failed = |source: io::Error| MonitorError::Connect { socket: name(), source };
+        let address = SocketAddr::from_pathname(socket).map_err(failed)?;
+        let stream = connect_within(&address, limit).map_err(failed)?;
         let Peer { pid: is, uid, .. } = Peer::of(&stream)?;
         if is != pid {
             return Err(MonitorError::Foreign { socket: name(), is, expected: pid });

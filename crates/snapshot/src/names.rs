@@ -127,14 +127,29 @@ impl Names {
         Ok(())
     }
 
-    /// Takes all names away but the definition's, when QEMU does not have the new image open.
+    /// Takes all names away but the definition's, when QEMU does not have the new image open: that
+    /// one's first, which is none without the base's second one. The names are durable then: what
+    /// the guest writes next is the base's.
     pub(crate) fn remove(&self) {
-        if file(&self.stored) == file(&self.live) {
-            let _ = fs::remove_file(&self.stored);
-        }
         for name in [self.fresh.clone(), self.link(), self.beside(".spare")] {
             let _ = fs::remove_file(name);
         }
+        if file(&self.stored) == file(&self.live) {
+            let _ = fs::remove_file(&self.stored);
+        }
+        let _ = sync_names(&self.live);
+    }
+
+    /// QEMU has ended: the definition's name is the new image's if that has anything, whether or
+    /// not the base has it by now, and else the base's.
+    pub(crate) fn end(&self) -> io::Result<()> {
+        let is_file = fs::symlink_metadata(&self.fresh).is_ok_and(|meta| meta.is_file());
+        if self.is_settled() || (is_file && !qcow2::is_empty(&self.fresh).unwrap_or(false)) {
+            return self.settle();
+        }
+        unless(io::ErrorKind::NotFound, self.let_write())?;
+        self.remove();
+        Ok(())
     }
 
     /// Takes away the links by which QEMU, process `pid`, knew earlier images: it opens these no
@@ -193,8 +208,14 @@ fn is_left(path: &Path, pid: i32) -> io::Result<bool> {
 }
 
 /// Opens a file, and no other to which somebody's link leads.
-fn open(image: &Path) -> io::Result<File> {
+pub(crate) fn open(image: &Path) -> io::Result<File> {
     Ok(claims::open_at(CWD, image, OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty())?)
+}
+
+/// Makes the names in a file's directory durable.
+pub(crate) fn sync_names(file: &Path) -> io::Result<()> {
+    let (flags, directory) = (OFlags::DIRECTORY | OFlags::CLOEXEC, file.parent().unwrap_or(Path::new(".")));
+    Ok(rustix::fs::fsync(rustix::fs::open(directory, flags, Mode::empty())?)?)
 }
 
 /// Nobody is to write to a stored image.

@@ -40,11 +40,17 @@ const LARGEST_CLUSTER: u64 = 2 << 20;
 const LONGEST_TABLE: u64 = 16 << 20;
 /// Bytes of the name of a backing file, at most.
 const LONGEST: u32 = 1023;
+/// Images of a disk, at most. QEMU has a descriptor for each, of 1,024 by default, and its answer
+/// describes each image inside the description of the one above. A clone's is one more.
+pub(crate) const MAX_IMAGES: usize = 500;
 
 /// Opens an image: a regular file, or a disk.
-fn open(image: &Path) -> io::Result<File> {
+pub(crate) fn open(image: &Path) -> io::Result<File> {
     match claims::open(image) {
-        Err(ClaimError::Kind("a block device")) => File::open(image),
+        // It may have been replaced since: nothing is waited for.
+        Err(ClaimError::Kind("a block device")) => {
+            File::options().read(true).custom_flags(libc::O_NONBLOCK).open(image)
+        }
         file => Ok(file?),
     }
 }
@@ -177,7 +183,12 @@ pub fn backing(image: &Path) -> io::Result<Option<Backing>> {
 pub fn backing_of(from: impl Read) -> io::Result<Option<Backing>> {
     let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let mut bytes = Vec::new();
-    from.take(LARGEST_CLUSTER).read_to_end(&mut bytes)?;
+    let mut from = from.take(HEADER.into());
+    from.read_to_end(&mut bytes)?;
+    // The header and all behind it lie in the first cluster.
+    let cluster = 1_u64.checked_shl(bytes.get(23).copied().unwrap_or(0).into()).unwrap_or(0);
+    from.set_limit(cluster.min(LARGEST_CLUSTER).saturating_sub(HEADER.into()));
+    from.read_to_end(&mut bytes)?;
     let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
     let long = |at: usize| Some(u64::from(word(at)?) << 32 | u64::from(word(at + 4)?));
     if !bytes.starts_with(MAGIC) {
@@ -237,7 +248,7 @@ pub fn ensure_whole(file: &File) -> io::Result<()> {
 /// may write the header of a qcow2 image onto a raw disk.
 ///
 /// # Errors
-/// If one of them cannot be read: it is named.
+/// If one of them cannot be read, or there are too many: it is named.
 pub fn chain(first: Backing) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
     let Backing { image, mut raw } = first;
     let mut all = vec![image];
@@ -246,6 +257,9 @@ pub fn chain(first: Backing) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
         if all.contains(&below.image) {
             return Err((below.image, io::Error::other("it lies below itself")));
         }
+        if all.len() > MAX_IMAGES {
+            return Err((below.image, io::Error::other(format!("more than {MAX_IMAGES} images lie above it"))));
+        }
         raw = below.raw;
         all.push(below.image);
     }
@@ -253,67 +267,30 @@ pub fn chain(first: Backing) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
 }
 
 /// Names another backing file for an image that has one, and that nobody else uses. The name is put
-/// at the end of the first cluster, which no other part of the header may reach.
+/// at the end of the first cluster, which no other part of the header may reach but such a name.
 ///
 /// # Errors
 /// If the image has no room there, or cannot be written.
 pub fn set_backing(file: &File, name: &str) -> io::Result<()> {
-    let mut bits = [0; 4];
-    file.read_exact_at(&mut bits, 20)?;
-    let cluster = 1_u64.checked_shl(u32::from_be_bytes(bits)).filter(|&cluster| cluster >= 4096);
+    let mut header = [0; 24];
+    file.read_exact_at(&mut header, 0)?;
+    let word = |at: usize| header[at..at + 4].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    let cluster = 1_u64.checked_shl(word(20) as u32).filter(|&cluster| cluster >= 4096);
     let at = cluster.map_or(0, |cluster| cluster - u64::from(LONGEST) - 1);
     let mut room = vec![0; LONGEST as usize];
     file.read_exact_at(&mut room, at)?;
-    if at == 0 || room.iter().any(|&byte| byte != 0) || name.len() > LONGEST as usize {
+    // An image that was imported before has its name there.
+    let taken = if word(8) << 32 | word(12) == at { word(16) as usize } else { 0 };
+    if at == 0 || room.iter().skip(taken).any(|&byte| byte != 0) || name.len() > LONGEST as usize {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "no room for the name of another file below it"));
     }
-    file.write_all_at(name.as_bytes(), at)?;
+    room.fill(0);
+    room[..name.len()].copy_from_slice(name.as_bytes());
+    file.write_all_at(&room, at)?;
     file.write_all_at(&at.to_be_bytes(), 8)?;
     file.write_all_at(&(name.len() as u32).to_be_bytes(), 16)?;
     file.sync_all()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_image_is_put_over_another_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
-        let (base, over) = (path("base"), path("over"));
-        create(&base, 3 << 20, None, 0o640).unwrap();
-        create_over(&over, &base, false).unwrap();
-        assert_eq!(backing(&over).unwrap(), Some(Backing { image: base.clone(), raw: false }));
-        assert_eq!(backing(&base).unwrap(), None);
-        let file = File::options().read(true).write(true).open(&over).unwrap();
-        set_backing(&file, "other").unwrap();
-        assert_eq!(backing(&over).unwrap(), Some(Backing { image: path("other"), raw: false }));
-        assert_eq!(disk_size(&over).unwrap(), 3 << 20);
-        // A second name would need the same room.
-        assert!(set_backing(&file, "third").is_err());
-        std::fs::write(path("raw"), b"raw").unwrap();
-        assert!(backing(&path("raw")).is_err(), "no header is looked for in what is no image");
-        create_over(&path("over-raw"), &path("raw"), true).unwrap();
-        assert_eq!(backing(&path("over-raw")).unwrap(), Some(Backing { image: path("raw"), raw: true }));
-        // Without the format, the first bytes of the file below would decide.
-        let file = File::options().write(true).open(path("over-raw")).unwrap();
-        file.write_all_at(&[0; 4], u64::from(HEADER)).unwrap();
-        assert!(backing(&path("over-raw")).unwrap_err().to_string().contains("which format"));
-    }
-
-    #[test]
-    fn an_image_over_another_has_its_size_and_nothing_is_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let (base, over) = (dir.path().join("base"), dir.path().join("over"));
-        create(&base, 3 << 30, None, 0o640).unwrap();
-        create_over(&over, &base, false).unwrap();
-        assert_eq!(disk_size(&over).unwrap(), 3 << 30);
-        assert_eq!(std::fs::metadata(&over).unwrap().mode() & 0o777, 0o640);
-        let bytes = std::fs::read(&over).unwrap();
-        let name = base.as_os_str().as_bytes();
-        assert_eq!(&bytes[128..128 + name.len()], name);
-        assert!(create_over(&over, &base, false).is_err());
-        assert!(disk_size(Path::new("/proc/version")).is_err());
-    }
-}
+mod tests;

@@ -5,6 +5,8 @@
 //! ```
 
 use std::borrow::Cow;
+use std::fmt;
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -64,7 +66,8 @@ pub struct Source {
     pub started: u64,
     /// The boot's number.
     pub boot: String,
-    /// Whether it had mounts, users or numbers of processes of its own, as in a container.
+    /// Whether it had mounts, users, numbers of processes or networks of its own, as in a
+    /// container.
     #[serde(default)]
     pub elsewhere: bool,
 }
@@ -131,34 +134,102 @@ impl Layer {
     /// # Errors
     /// If it is not there.
     pub fn of(image: &Path) -> io::Result<Self> {
-        let meta = std::fs::metadata(image)?;
-        Ok(Self { image: image.into(), len: meta.len(), written: (meta.mtime(), meta.mtime_nsec()) })
+        Ok(Self::new(image, &std::fs::metadata(image)?))
+    }
+
+    /// That of a file, whatever has its name.
+    pub(crate) fn new(image: &Path, meta: &Metadata) -> Self {
+        Self { image: image.into(), len: meta.len(), written: (meta.mtime(), meta.mtime_nsec()) }
     }
 }
 
 impl Disk {
-    /// Notes what its image and all below it are now.
+    /// What its image, the one below it, and so on are now, as their headers say. Whoever may write
+    /// to one of them decides which files that are: they are read as that account.
     ///
     /// # Errors
     /// If one of them cannot be read: it is named.
-    pub fn note_layers(&mut self) -> Result<(), (PathBuf, io::Error)> {
-        let of = |image: PathBuf| Layer::of(&image).map_err(|error| (image, error));
-        self.layers = self.chain()?.into_iter().map(of).collect::<Result<_, _>>()?;
-        Ok(())
+    pub(crate) fn layers_by_headers(&self) -> Result<Vec<Layer>, (PathBuf, io::Error)> {
+        // Raw ones have no header: it is seen all the same that they can be read.
+        let open = |image: &PathBuf| Ok(Layer::new(image, &qcow2::open(image)?.metadata()?));
+        let of = |image: PathBuf| open(&image).map_err(|error| (image, error));
+        qcow2::chain(qcow2::Backing { image: self.image.clone(), raw: self.raw })?.into_iter().map(of).collect()
     }
 
-    /// Its image, the one below it, and so on.
-    pub(crate) fn chain(&self) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
-        qcow2::chain(qcow2::Backing { image: self.image.clone(), raw: self.raw })
+    /// Notes these, read as that account.
+    ///
+    /// # Errors
+    /// As before.
+    pub(crate) fn note_layers(&mut self, account: &Account) -> Result<(), (PathBuf, io::Error)> {
+        let read = account.with_files(|| Ok(self.layers_by_headers()));
+        self.layers = read.map_err(|error| (self.image.clone(), error))??;
+        Ok(())
     }
 }
 
 impl Description {
-    /// The guest that was stored, as its command line names it: `-name` and `-uuid`. Two snapshots
-    /// with the same are of one guest: clones have the source's UUID, and names of their own.
-    pub fn guest(&self) -> Option<String> {
-        let all = words::name(&self.words).into_iter().chain(words::uuid(&self.words).map(Cow::Borrowed));
-        all.reduce(|name, uuid| format!("{name} {uuid}").into()).map(Cow::into_owned)
+    /// The account whose the images are: the guest's, or the caller's where that is not known, or
+    /// another host's.
+    ///
+    /// # Errors
+    /// If `/proc` does not tell.
+    pub fn reader(&self) -> io::Result<Account> {
+        match &self.source {
+            Some(source) if !self.imported => Ok(source.account()),
+            _ => Account::of(std::process::id()),
+        }
+    }
+
+    /// The guest that was stored. `process`: what the checkpoint says that it was taken of.
+    pub fn guest(&self, process: &str) -> Guest {
+        let name = words::name(&self.words).map(Cow::into_owned);
+        let uuid = words::uuid(&self.words).map(str::to_owned);
+        let of = |source: &Source| (process.to_owned(), source.started, source.boot.clone());
+        let process = self.source.as_ref().map_or_else(|| (process.to_owned(), 0, String::new()), of);
+        Guest {
+            process: (name.is_none() && uuid.is_none()).then_some(process),
+            name,
+            uuid,
+            uid: self.source.as_ref().map(|source| source.uid),
+            elsewhere: self.source.as_ref().is_some_and(|source| source.elsewhere),
+            imported: self.imported,
+        }
+    }
+}
+
+/// All by which guests are told apart: what anybody may call a guest of his counts for him alone.
+/// Clones have the source's UUID, and names of their own.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Guest {
+    /// `-name`.
+    name: Option<String>,
+    /// `-uuid`.
+    uuid: Option<String>,
+    /// Without both: the process, when it was started, and the host's boot.
+    process: Option<(String, u64, String)>,
+    /// Whose it was.
+    uid: Option<u32>,
+    /// As [`Source::elsewhere`].
+    elsewhere: bool,
+    /// As [`Description::imported`].
+    imported: bool,
+}
+
+impl Guest {
+    /// What it is called, for people.
+    pub fn called(&self) -> &str {
+        let process = self.process.as_ref().map(|(process, ..)| process);
+        self.name.as_ref().or(self.uuid.as_ref()).or(process).map_or("", String::as_str)
+    }
+}
+
+impl fmt::Display for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // It is one line, whatever the guest's owner has called it.
+        f.write_str(&output::text::printable(self.called()))?;
+        self.uid.map_or(Ok(()), |uid| write!(f, ", uid {uid}"))?;
+        f.write_str(if self.elsewhere { ", in a container" } else { "" })?;
+        f.write_str(if self.imported { ", imported" } else { "" })
     }
 }
 
@@ -203,49 +274,4 @@ impl Record {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guest_is_known_by_its_uuid_or_name() {
-        let guest = |line: &str| {
-            let words = line.split(' ').map(String::from).collect();
-            Description { words, ..Description::default() }.guest()
-        };
-        assert_eq!(guest("-m 1 -name guest=web,debug-threads=on"), Some("web".into()));
-        assert_eq!(guest("-m 1 --name web"), Some("web".into()));
-        assert_eq!(guest("-name web -uuid 1-2"), Some("web 1-2".into()));
-        assert_eq!(guest("-uuid 1-2"), Some("1-2".into()));
-        assert_eq!(guest("-name shop,,one"), Some("shop,one".into()));
-        assert_ne!(guest("-name shop,,one"), guest("-name shop,,two"));
-        assert_eq!(guest("-m name"), None);
-    }
-
-    #[test]
-    fn a_record_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into(), ..Disk::default() }];
-        let (program, words, source) = ("/q".into(), vec!["-S".into()], Source::of(std::process::id()).ok());
-        assert!(source.as_ref().is_some_and(Source::runs));
-        let other = |source: Source| {
-            !Source { started: 0, ..source.clone() }.runs() && !Source { boot: "".into(), ..source }.runs()
-        };
-        assert!(other(source.clone().unwrap()));
-        let description = Description { program, words, disks, source, ..Description::default() };
-        let record = Record { description, stream: vec![1, 2, 3] };
-        let bytes = record.encode();
-        assert_eq!(Record::decode(&bytes).unwrap(), record);
-        // One that was stored by an earlier version.
-        let old = br#"{"program":"/q","directory":"/","words":[],"facts":{"qemu":"","machine":"","cpu":"","features":[],"cpus":1,"ram":1,"devices":[]},"disks":[]}"#;
-        let old = Record::decode(&[MAGIC, &(old.len() as u32).to_le_bytes()[..], old].concat()).unwrap().description;
-        assert!(old.source.is_none() && !old.imported && !old.reseeds);
-        for len in 0..bytes.len() - 3 {
-            assert!(Record::decode(&bytes[..len]).is_err(), "{len}");
-        }
-        let error = Record::decode(b"PGSNAP02....").unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "what is kept beside it is no snapshot that this version of PageONE understands; use \
-                           the version that took it, or take a new one"
-        );
-    }
-}
+mod tests;

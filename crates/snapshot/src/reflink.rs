@@ -10,8 +10,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::ioctl::{self, Opcode, Setter, Updater, opcode};
+
+use crate::names;
 
 /// Pieces of a file that are copied for a measurement.
 const SOME: usize = 500;
@@ -68,7 +70,7 @@ pub(crate) fn measure(image: &Path) -> io::Result<(Duration, usize)> {
     let (flags, mode) = (OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     let nameless = || rustix::fs::open(directory, flags, mode);
     nameless()?;
-    let file = File::open(image)?;
+    let file = claims::open(image)?;
     // A file system that does not tell: all of it is copied.
     let (number, end) = extents(&file).unwrap_or((0, 0));
     let len = if number > SOME { end } else { 0 };
@@ -107,10 +109,10 @@ pub(crate) fn create(copy: &Path, image: &Path) -> io::Result<()> {
 /// # Errors
 /// If the file system cannot, or one of the two is another file by now.
 pub(crate) fn copy(copy: &Path, image: &Path) -> io::Result<()> {
-    let made = rustix::fs::open(copy, OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let (made, image) = (File::from(made), File::open(image)?);
+    let made = claims::open_at(CWD, copy, OFlags::WRONLY | OFlags::NOFOLLOW, Mode::empty())?;
+    let image = claims::open(image)?;
     let (of, from) = (made.metadata()?, image.metadata()?);
-    if !of.is_file() || of.nlink() != 1 || (of.len() != 0 && of.len() != from.len()) || of.uid() != from.uid() {
+    if of.nlink() != 1 || (of.len() != 0 && of.len() != from.len()) || of.uid() != from.uid() {
         return Err(io::Error::other("another file has its name by now"));
     }
     Ok(rustix::fs::ioctl_ficlone(made, image)?)
@@ -121,6 +123,9 @@ pub(crate) fn copy(copy: &Path, image: &Path) -> io::Result<()> {
 /// # Errors
 /// If that fails.
 pub(crate) fn sync(copy: &Path) -> io::Result<()> {
-    File::open(copy)?.sync_all()?;
-    File::open(copy.parent().unwrap_or(Path::new(".")))?.sync_all()
+    names::open(copy)?.sync_all()?;
+    names::sync_names(copy)
 }
+
+#[cfg(test)]
+mod tests;

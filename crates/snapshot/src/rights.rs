@@ -47,7 +47,9 @@ impl fmt::Display for Doubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Imported => write!(f, "was imported"),
-            Self::Elsewhere => write!(f, "is of a guest in a container, with mounts, users or processes of its own"),
+            Self::Elsewhere => {
+                write!(f, "is of a guest in a container, with mounts, users, processes or networks of its own")
+            }
             Self::Place(path) => write!(f, "lies in a pool that others can change ({})", path.display()),
             Self::Old => {
                 write!(f, "was stored by an earlier version of PageONE, which did not note whose guest it was")
@@ -73,6 +75,11 @@ pub enum RightsError {
     NotQemu { program: PathBuf, doubt: Doubt },
     #[error("{} is not run: others than you and root can change {}. Take that from them, or use --trust", program.display(), what.display())]
     Program { program: PathBuf, what: PathBuf },
+    #[error(
+        "this snapshot {0}: its images may show any file of this host, and you may read more than its guest could. --trust \
+         copies all that they show"
+    )]
+    Images(Doubt),
     #[error("only root can run guests as another account: leave --user away")]
     NotRoot,
     #[error("cannot find out whose {} is", .0.display())]
@@ -99,11 +106,50 @@ pub struct Rights {
     place: Option<Place>,
 }
 
+/// What others can change of a pool's directories.
+fn foreign_place(directories: &[PathBuf]) -> Result<Option<PathBuf>, RightsError> {
+    let look = |path: &PathBuf| foreign_pool(path).map_err(|source| RightsError::Look(path.clone(), source));
+    directories.iter().find_map(|path| look(path).transpose()).transpose()
+}
+
+/// The account as which a snapshot's images are copied. Their headers name files, and so does a
+/// record: neither leads to what its guest could not read.
+///
+/// | the snapshot | images are read as |
+/// |---|---|
+/// | stored here; only its caller and root can change the pool | the guest's account |
+/// | imported into such a pool; what was written is in the record | the caller |
+/// | any other for root, any in a pool of others | nobody |
+/// | any, with `--trust` | the caller |
+///
+/// # Errors
+/// If nobody may.
+pub fn reader(description: &Description, directories: &[PathBuf], asked: &Asked) -> Result<Account, RightsError> {
+    let look = |source| RightsError::Look("/proc/self".into(), source);
+    let own = Rights::own().map_err(look)?.account;
+    if asked.trust {
+        return Ok(own);
+    }
+    let is_noted = description.disks.iter().all(|disk| !disk.layers.is_empty());
+    let doubt = match (foreign_place(directories)?, &description.source) {
+        (Some(place), _) => Some(Doubt::Place(place)),
+        // It reads as itself.
+        _ if own.uid != 0 => None,
+        _ if description.imported => (!is_noted).then_some(Doubt::Imported),
+        (_, Some(source)) => source.elsewhere.then_some(Doubt::Elsewhere),
+        (_, None) => Some(Doubt::Old),
+    };
+    match doubt {
+        Some(doubt) => Err(RightsError::Images(doubt)),
+        None => description.reader().map_err(look),
+    }
+}
+
 /// Why no clone was tried. What a guest's words start has no more rights than the guest.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum Untried {
-    #[error("the guest runs in a container, with mounts, users or processes of its own")]
+    #[error("the guest runs in a container, with mounts, users, processes or networks of its own")]
     Elsewhere,
     #[error("the guest is another account's, and {0} may reach files, programs or networks of this host")]
     Word(String),
@@ -152,16 +198,8 @@ impl Rights {
     /// # Errors
     /// If no clone may be started so.
     pub fn of(description: &Description, directories: &[PathBuf], asked: Asked) -> Result<Self, RightsError> {
-        let look = |path: &Path| {
-            let path = path.to_owned();
-            move |source| RightsError::Look(path, source)
-        };
-        let own = Self::own().map_err(look(Path::new("/proc/self")))?.account;
-        let mut place = None;
-        for directory in directories {
-            place = place.or(foreign_pool(directory).map_err(look(directory))?);
-        }
-        let doubt = match place {
+        let own = Self::own().map_err(|source| RightsError::Look("/proc/self".into(), source))?.account;
+        let doubt = match foreign_place(directories)? {
             _ if description.imported => Some(Doubt::Imported),
             Some(place) => Some(Doubt::Place(place)),
             None if description.source.as_ref().is_some_and(|source| source.elsewhere) => Some(Doubt::Elsewhere),

@@ -36,7 +36,6 @@ use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PIPE};
 use crate::names::make_read_only;
 use crate::ours::foreign;
 use crate::prepare::{self, PrepareError};
-use crate::qcow2;
 use crate::record::{Description, Disk, Layer, Record};
 use crate::reflink;
 use crate::stream::StreamError;
@@ -90,6 +89,8 @@ pub enum SaveError {
     Loading { pid: i32, seconds: u64 },
     #[error("no clone of this guest would start as it is now. Change that, or store it all the same with --force")]
     NeverRuns(#[source] CloneError),
+    #[error(transparent)]
+    Image(#[from] CloneError),
     #[error(
         "process {0} was not prepared, and its command line names no socket of QMP: start the guest with `pageone run \
          --snapshots -- qemu-system-x86_64 …`, or with `-qmp unix:SOCKET,server=on,wait=off`; `pageone checkpoint` stores its \
@@ -235,13 +236,14 @@ impl Guest {
     ///
     /// # Errors
     /// [`CloneError::Changed`]; or an image cannot be read.
-    pub fn check_layers<'a>(&self, known: impl Iterator<Item = &'a Layer>) -> Result<(), CloneError> {
-        let mut below = Vec::new();
+    pub fn check_layers<'a>(&self, known: impl Iterator<Item = &'a Layer>) -> Result<(), SaveError> {
+        let (mut below, account) = (Vec::new(), self.account()?);
         for disk in self.disks.iter().filter(|disk| !disk.raw) {
-            let chain = qcow2::chain(qcow2::Backing { image: disk.image.clone(), raw: false });
-            below.extend(chain.map_err(|(image, source)| CloneError::Image { image, source })?.into_iter().skip(1));
+            let mut own = Disk { image: disk.image.clone(), ..Disk::default() };
+            own.note_layers(&account).map_err(|(image, source)| CloneError::Image { image, source })?;
+            below.extend(own.layers.into_iter().skip(1).map(|layer| layer.image));
         }
-        known.filter(|layer| below.contains(&layer.image)).try_for_each(check_layer)
+        Ok(known.filter(|layer| below.contains(&layer.image)).try_for_each(check_layer)?)
     }
 
     /// Where its RAM lies in its process.
@@ -288,9 +290,7 @@ impl Guest {
 
     /// As whom it runs.
     fn account(&self) -> Result<Account, SaveError> {
-        let own = || Account::of(std::process::id());
-        let account = self.description.source.as_ref().map_or_else(own, |source| Ok(source.account()));
-        account.map_err(|source| SaveError::NoProcess { pid: self.pid, source })
+        self.description.reader().map_err(|source| SaveError::NoProcess { pid: self.pid, source })
     }
 
     /// Makes the files of images over the disks.
@@ -303,7 +303,7 @@ impl Guest {
     fn begin(&mut self, options: &Options<'_>, downtime: Option<u64>) -> Result<Task, SaveError> {
         disks::ensure_fast(&self.disks, options.ram.max_pause)?;
         let settings = self.settings()?;
-        let overlays: Vec<Overlay> = self.disks.iter().map(|disk| disk.first_overlay(&options.name)).collect();
+        let overlays = disks::overlays(&self.disks, |disk, others| disk.first_overlay(&options.name, others));
         let (socket, pid) = (self.socket.clone(), self.pid);
         let bandwidth = settings["max-bandwidth"].as_u64().unwrap_or(128 << 20);
         let state = self.qmp.state()?;
@@ -346,11 +346,11 @@ impl Guest {
     /// When the guest goes on again: puts back QEMU's settings, and makes its disks last.
     fn reset(&mut self, task: &Task) -> Result<(), SaveError> {
         task.reset(&mut self.qmp)?;
-        let failed = |(image, source)| DiskError::Make { image, source };
+        let (account, failed) = (self.account()?, |(image, source)| DiskError::Make { image, source });
         for disk in &mut self.description.disks {
             let image = &disk.image;
             make_read_only(image).and_then(|()| reflink::sync(image)).map_err(|e| failed((image.clone(), e)))?;
-            disk.note_layers().map_err(failed)?;
+            disk.note_layers(&account).map_err(failed)?;
         }
         Ok(())
     }
@@ -370,23 +370,23 @@ impl Guest {
         writer.warnings().iter().for_each(warn);
         let stream = bytes.len();
         writer.keep_beside(Record { description: self.description.clone(), stream: bytes }.encode());
-        // Once the record is written, a disk's image must not be changed any more. Until it is
-        // known whether it is, the guard sees to nothing but that the guest runs.
-        let _ = Task { overlays: Vec::new(), ..task.clone() }.watch(guard, &self.qmp, &self.lock, None);
         let program = self.description.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let stored = writer.commit(format!("{program} {}", self.pid), addresses);
-        let stored = match stored {
+        let commit = || {
+            task.leave_images(guard, &self.qmp, &self.lock)?;
+            Ok::<_, SaveError>(writer.commit(format!("{program} {}", self.pid), addresses)?)
+        };
+        let stored = match commit() {
             Ok(checkpoint) => {
                 self.keep(&task.overlays);
                 Ok(Saved { checkpoint, taken, stream })
             }
             // The images over the disks stay: if the snapshot is there, it has those below.
-            Err(error) if error.is_unknown() => Err(error.into()),
+            Err(error) if error.is_unknown() => Err(error),
             Err(error) => {
                 // Without a guard it is tried all the same.
                 let _ = task.watch(guard, &self.qmp, &self.lock, None);
                 task.undo(&mut self.qmp, guard)?;
-                Err(error.into())
+                Err(error)
             }
         };
         guard.done();
@@ -466,8 +466,8 @@ impl Pausing<'_> {
         let disks = disks::find(qmp, self.task.pid, &description.words, &description.directory)?;
         // The copy of a raw disk is the same one each time, with other bytes.
         let copy = |disk: &Running| self.task.overlays.iter().find(|overlay| overlay.is_copy_of(disk)).cloned();
-        let overlay = |disk: &Running| copy(disk).unwrap_or_else(|| disk.overlay(&self.name));
-        let overlays: Vec<Overlay> = disks.iter().map(overlay).collect();
+        let one = |disk: &Running, others: &[Overlay]| copy(disk).unwrap_or_else(|| disk.overlay(&self.name, others));
+        let overlays = disks::overlays(&disks, one);
         let new = || disks.iter().zip(&overlays).filter(|(disk, _)| !disk.raw);
         self.task.overlays.extend(overlays.iter().cloned());
         self.task.watch(self.guard, qmp, lock, None)?;

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::disks::Overlay;
-use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PAUSES_FIRST};
+use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PAUSES_FIRST, PIPE};
 use crate::ours::make_beside;
 
 /// How long QEMU may take to notice that its last client is gone.
@@ -76,19 +76,32 @@ impl Task {
         Ok(guard.watch(Stopped::Qmp(task), pid, &process, &held)?)
     }
 
+    /// From now on the guard sees to nothing but that the guest runs: once a record is written, the
+    /// images that it names must not be changed any more.
+    pub(crate) fn leave_images(&self, guard: &Guard, qmp: &Monitor, lock: &Lock) -> Result<(), UndoError> {
+        match (Self { overlays: Vec::new(), ..self.clone() }).watch(guard, qmp, lock, None) {
+            // It has ended meanwhile, and changes nothing any more.
+            Err(UndoError::Gone { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            told => told,
+        }
+    }
+
     /// Lets the guest go on, if it ran. Its disks have their names first.
     pub(crate) fn go_on(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
         self.overlays.iter().try_for_each(|overlay| overlay.settle(qmp))?;
         if !self.ran {
             return Ok(());
         }
-        let start = Instant::now();
+        let (start, mut has_run) = (Instant::now(), false);
         loop {
             let state = qmp.state()?;
-            if state == "running" || FINAL.contains(&state.as_str()) {
+            // One whose disk is full stands at its next write: what is put back may make room.
+            let stands_again = has_run && state == "io-error";
+            if state == "running" || stands_again || FINAL.contains(&state.as_str()) {
                 return Ok(());
             }
             let answer = qmp.execute("cont", json!({}));
+            has_run |= answer.is_ok();
             if start.elapsed() > PATIENCE {
                 return answer.and(Err(MonitorError::Endless("the pause")));
             }
@@ -120,6 +133,8 @@ impl Task {
 
     /// Lets the guest go on, whatever is being done with it.
     fn cancel(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+        // QEMU may have the pipe and no migration that uses it: the pipe's reader would never end.
+        let _ = qmp.execute("closefd", json!({ "fdname": PIPE }));
         if self.downtime.is_some() {
             // While the guest is being sent, nothing of it can be set.
             qmp.execute("migrate_cancel", json!({}))?;
@@ -130,7 +145,8 @@ impl Task {
 
     fn undo_settings(&self, qmp: &mut Monitor, stands: &dyn Fn(bool)) -> Result<(), MonitorError> {
         self.reset(qmp)?;
-        self.overlays.iter().rev().try_for_each(|overlay| overlay.undo(qmp, stands))
+        self.overlays.iter().rev().try_for_each(|overlay| overlay.undo(qmp, stands))?;
+        self.go_on(qmp)
     }
 }
 
@@ -148,6 +164,7 @@ pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) -> bool {
         });
         let Err(error) = undone else { return true };
         if is_gone() {
+            task.overlays.iter().for_each(Overlay::end);
             return true;
         }
         let pid = task.pid;
@@ -188,9 +205,9 @@ impl Lock {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         // The directory may be another user's: no link in it leads root elsewhere.
-        let mut options = File::options();
-        options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = match make_beside(socket, account, || options.open(&path)) {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW;
+        let open = || Ok(claims::open_at(CWD, path.as_ref(), flags, Mode::RUSR | Mode::WUSR)?);
+        let file = match make_beside(socket, account, open) {
             // One that an earlier version made as root. Nothing is made, read or written here.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 roots_own(path.as_ref(), account.uid).ok_or(error)

@@ -11,7 +11,7 @@
 //!   RegionAdded … ─────────────────────────▶
 //!   SegmentHeld + fd … (after a restart) ──▶   takes its store back
 //!                    ◀──────────────────────── Welcome + fd of the control page
-//!   Mapped, Library ───────────────────────▶   proves whose memory it is
+//!   Mapped, Library, CpuTime, Zeros … ─────▶   proves whose memory it is
 //!                    ◀──────────────────────── Segment + fd   (before its first use)
 //!                    ◀──────────────────────── Digest
 //!   Digests ───────────────────────────────▶
@@ -197,6 +197,15 @@ pub enum ToDaemon {
         /// The number of that descriptor in the agent's process.
         descriptor: u32,
     },
+    /// After the handshake: CPU time that the agent's threads have used since the program started.
+    /// (Version 8.)
+    CpuTime {
+        /// In nanoseconds.
+        cpu_ns: u64,
+    },
+    /// After the handshake: pages that were given back as zeros before, and are untouched since.
+    /// [`ToDaemon::Recycled`] names those that were recycled. (Version 8.)
+    Zeros(recycle::Recycled),
 }
 
 /// What a detach waits for.

@@ -57,6 +57,8 @@ fn number_to_daemon(message: &ToDaemon) -> usize {
         ToDaemon::Mapped { .. } => 16,
         ToDaemon::Library { .. } => 17,
         ToDaemon::PoolRenewed { .. } => 18,
+        ToDaemon::CpuTime { .. } => 19,
+        ToDaemon::Zeros(_) => 20,
     }
 }
 
@@ -125,6 +127,8 @@ fn messages_to_the_daemon_keep_their_bytes() {
         (ToDaemon::Mapped { address: 0x7fff_0000_1000 }, "1080a08080f0ff1f"),
         (ToDaemon::Library { version: "0.1.0".into() }, "1105302e312e30"),
         (ToDaemon::PoolRenewed { descriptor: 1000 }, "12e807"),
+        (ToDaemon::CpuTime { cpu_ns: 1 << 32 }, "138080808010"),
+        (ToDaemon::Zeros(Recycled { region, runs: vec![run(1, 2), run(8, 1)] }), "14ac020201020801"),
     ];
     check(packets, number_to_daemon, |packet| wire::decode_to_daemon(packet, VERSION).unwrap());
 }
@@ -156,9 +160,9 @@ fn messages_to_the_agent_keep_their_bytes() {
 
 #[test]
 fn a_later_message_ends_a_connection_of_an_earlier_version() {
-    let renewed = wire::encode(&ToDaemon::PoolRenewed { descriptor: 3 });
-    assert!(wire::decode_to_daemon(&renewed, VERSION).is_ok());
-    let why = wire::decode_to_daemon(&renewed, OLDEST).unwrap_err().to_string();
-    assert_eq!(why, "a message of protocol 7 on a connection that speaks 6");
+    let later = wire::encode(&ToDaemon::CpuTime { cpu_ns: 3 });
+    assert!(wire::decode_to_daemon(&later, VERSION).is_ok());
+    let why = wire::decode_to_daemon(&later, OLDEST).unwrap_err().to_string();
+    assert_eq!(why, "a message of protocol 8 on a connection that speaks 7");
     assert!(wire::decode_to_daemon(&wire::encode(&ToDaemon::Ready), OLDEST).is_ok());
 }

@@ -80,11 +80,13 @@ fn a_program_that_runs_is_attached_merges_and_is_detached_again_and_again() {
         }
         detach(&daemon, pid);
         client.go();
-        assert!(daemon.client(pid).is_none());
         assert_eq!(marked_kib(pid), 64 << 10, "the program's mark is back");
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-        assert!(!maps.contains("/memfd:pageone"), "it maps frames still:\n{maps}");
-        assert_eq!(descriptors(pid), before);
+        // What it shared with the daemon goes when the connection has ended.
+        eventually("it is no client, and has no frames and descriptors", Duration::from_secs(60), || {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+            let is_left = !maps.contains("/memfd:pageone") && descriptors(pid) == before;
+            (is_left && daemon.client(pid).is_none()).then_some(())
+        });
     }
 }
 
@@ -233,7 +235,7 @@ fn a_program_that_never_waits_for_events_is_left_as_it_is() {
     let begin = Instant::now();
     let said = text(&daemon.pageone(&["attach", "--timeout", "1", &pid.to_string()]).output().unwrap());
     assert!(said.contains("was not seen to wait for events in 1 s"), "{said}");
-    assert!(begin.elapsed() < Duration::from_secs(20) * e2e::patience());
+    assert!(begin.elapsed() < Duration::from_secs(60) * e2e::patience());
     client.go();
     assert!(!std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains("pageone_agent"));
 }

@@ -43,21 +43,21 @@ fn checkpoint(dir: &Path, daemon: Option<&Daemon>, pid: i32, name: &str, more: &
 }
 
 /// Stops a process and takes its checkpoint. In the midst of a window its pages are not in their
-/// places, and that is said: then it goes on for a moment, and is stopped again.
+/// places, and that is said: then it goes on for a moment, and is stopped again. On a busy machine
+/// windows are long.
 fn checkpoint_of_stopped(dir: &Path, daemon: &Daemon, pid: i32, name: &str) -> Value {
     let (path, number) = (daemon.dir.path().display().to_string(), pid.to_string());
-    for _ in 0..5 {
-        signal_process(pid, libc::SIGSTOP);
+    e2e::eventually("it stands outside a window", Duration::from_secs(60), || {
+        e2e::stop_process(pid);
         let args = ["--dir", &path, "checkpoint", &number, "--to", "store", "--name", name, "--json"];
         let (code, out, err) = run(dir, &args);
         if code == Some(0) {
-            return serde_json::from_str(&out).unwrap();
+            return Some(serde_json::from_str(&out).unwrap());
         }
         assert!(err.contains("let it go on for a moment"), "{err}");
         signal_process(pid, libc::SIGCONT);
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    panic!("process {pid} was stopped within a window five times");
+        None
+    })
 }
 
 fn restore(dir: &Path, name: &str) -> Vec<u8> {
@@ -106,11 +106,18 @@ fn physical(dir: &Path) -> u64 {
 }
 
 /// A program that fills 64 MiB and then sleeps.
-fn sleeper() -> std::process::Child {
-    let script = "import time,sys,os\nb=bytearray(os.urandom(1<<20))*64\nprint('ready',flush=True)\ntime.sleep(600)";
+fn sleeper() -> Child {
+    sleeping("import time,sys,os\nb=bytearray(os.urandom(1<<20))*64\nprint('ready',flush=True)\ntime.sleep(600)")
+}
+
+/// A program of Python that sleeps when it has said that it is ready: from then on its memory stays
+/// what it is.
+fn sleeping(script: &str) -> Child {
     let mut child = Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line).unwrap();
+    let state = || procfs::Stat::of(Some(child.id() as i32)).unwrap().state();
+    e2e::eventually("it sleeps", Duration::from_secs(60), || (state() == Some('S')).then_some(()));
     child
 }
 

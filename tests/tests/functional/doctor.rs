@@ -105,5 +105,5 @@ fn doctor_says_what_keeps_each_guest_from_merging() {
     let out = daemon.pageone(&["doctor", &without_agent.pid().to_string()]).output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(text.contains("\n  BLOCKS  merging            the agent is not in it → start it again"), "{text}");
-    assert!(String::from_utf8_lossy(&out.stderr).contains("1 of 1 guests"), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stderr).contains("1 of 1 guest cannot"), "{out:?}");
 }

@@ -50,10 +50,10 @@ fn guests_of_every_shape_merge_and_keep_every_byte() {
         let of =
             |client: &Value| client["pages_merged"].as_u64().unwrap_or(0) + client["pages_zero"].as_u64().unwrap_or(0);
         let clients = status["domains"][0]["clients"].as_array()?.clone();
-        (clients.len() == 4 && clients.iter().all(|c| of(c) > 15_000)).then_some(status)
+        let sharing = status["pages_sharing"].as_u64();
+        (clients.len() == 4 && clients.iter().all(|c| of(c) > 15_000) && sharing > Some(30_000)).then_some(status)
     });
     println!("{status}");
-    assert!(status["pages_sharing"].as_u64() > Some(30_000), "{status}");
     for guest in &mut guests {
         guest.pass_rounds(2);
     }
@@ -201,8 +201,11 @@ fn a_detached_guest_goes_on() {
     daemon.wait_merged(guests[0].pid(), 10_000);
     let out = daemon.pageone(&["detach", &guests[0].pid().to_string()]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guests[0].pid())).unwrap();
-    assert!(!maps.contains("memfd:pageone"), "{maps}");
+    // The page that it shared with the daemon goes when the connection has ended.
+    eventually("nothing of the daemon's is mapped", Duration::from_secs(60), || {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", guests[0].pid())).unwrap();
+        (!maps.contains("memfd:pageone")).then_some(())
+    });
     guests.iter_mut().for_each(|g| g.pass_rounds(2));
 }
 

@@ -133,7 +133,9 @@ fn a_guest_arrives_by_postcopy_in_a_qemu_that_was_detached() {
     let Some(words) = words() else { return };
     let daemon = Daemon::with(&["--merge-period", "0.5"]);
     let mut pair = Pair::start(&daemon, &words);
-    let out = daemon.pageone(&["detach", &pair.target.guest.pid().to_string()]).output().unwrap();
+    let target = pair.target.guest.pid();
+    eventually("the daemon knows it", Duration::from_secs(60), || daemon.client(target));
+    let out = daemon.pageone(&["detach", &target.to_string()]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     postcopy(&mut pair);
     pair.target.qmp.execute("cont", json!({}));

@@ -18,8 +18,17 @@ fn ok(dir: &Path, args: &[&str]) -> String {
 }
 
 fn refused(dir: &Path, args: &[&str]) -> String {
+    fails(dir, args, 1)
+}
+
+/// Wrong usage.
+fn misused(dir: &Path, args: &[&str]) -> String {
+    fails(dir, args, 2)
+}
+
+fn fails(dir: &Path, args: &[&str], code: i32) -> String {
     let out = pool(dir, args);
-    assert_eq!(out.status.code(), Some(1), "{args:?}");
+    assert_eq!(out.status.code(), Some(code), "{args:?}");
     String::from_utf8(out.stderr).unwrap()
 }
 
@@ -33,7 +42,7 @@ fn a_pool_from_its_making_to_its_end() {
     assert!(refused(dir.path(), &["create", "two", "--capacity", &capacity]).contains("already"));
     ok(dir.path(), &["add", "one", "staging", &staging]);
     assert!(refused(dir.path(), &["add", "one", "staging", &at("more")]).contains("staging"));
-    assert!(refused(dir.path(), &["add", "one", "memory", &at("lost")]).contains("only staging can be added"));
+    assert!(misused(dir.path(), &["add", "one", "memory", &at("lost")]).contains("only staging can be added"));
     assert!(!Path::new(&at("lost")).exists(), "nothing was made");
     ok(dir.path(), &["rename", "one", "first"]);
     let list: Value = serde_json::from_str(&ok(dir.path(), &["list", "--json"])).unwrap();
@@ -45,7 +54,8 @@ fn a_pool_from_its_making_to_its_end() {
     assert!(ok(dir.path(), &["du", "first"]).contains("on the media"));
     assert!(refused(dir.path(), &["rm", "first", "nothing"]).contains("nothing"));
     assert!(refused(dir.path(), &["show", "one"]).contains("no pool is called"));
-    assert!(refused(dir.path(), &["destroy", "first"]).contains("--yes"));
+    assert!(misused(dir.path(), &["destroy", "first"]).contains("--yes"));
+    assert!(misused(dir.path(), &["create", "a name", "--capacity", &at("other")]).contains("is no name for a pool"));
     ok(dir.path(), &["destroy", "first", "--yes"]);
     assert!(!Path::new(&capacity).exists() && !Path::new(&staging).exists());
     assert_eq!(ok(dir.path(), &["list"]), "");

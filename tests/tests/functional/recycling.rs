@@ -30,11 +30,10 @@ fn pages_that_a_program_marks_come_back_and_no_others() {
     client.expect("ok");
     let status = eventually("every marked page is recycled", Duration::from_secs(20), || {
         let client = daemon.client(client.pid())?;
-        (client["recycling"]["pages_recycled_total"].as_u64()? >= 4096).then_some(client)
+        let is_all = client["recycling"]["pages_recycled_total"].as_u64()? >= 4096;
+        (is_all && client["pages_recycled"] == 4096 && client["pages_merged"] == 4096).then_some(client)
     });
     assert_eq!(status["recycling"]["pages_recycled_total"], 4096, "{status}");
-    assert_eq!(status["pages_recycled"], 4096, "{status}");
-    assert_eq!(status["pages_merged"], 4096, "{status}");
     assert!(resident(&client) <= before + 1024, "{} KiB and now {}", before, resident(&client));
     let text = daemon.pageone(&["status"]).output().unwrap();
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
@@ -65,21 +64,22 @@ fn unmerged_memory_is_given_back() {
 #[test]
 fn pages_in_use_are_never_taken_while_the_daemon_comes_and_goes() {
     let mut daemon = daemon();
-    let mut client = daemon.scenario(&["recycle", "8192", "8"]);
+    let mut client = daemon.scenario(&["recycle", "8192", "0"]);
     client.expect("ready");
     client.tell("work");
-    for _ in 0..2 {
-        eventually("recycling", Duration::from_secs(20), || {
+    for round in 0..3 {
+        eventually("recycling", Duration::from_secs(60), || {
             (recycled_total(&daemon, client.pid()) > 2000).then_some(())
         });
-        daemon.kill();
-        daemon.restart();
+        if round < 2 {
+            daemon.kill();
+            daemon.restart();
+        }
     }
+    client.tell("enough");
     println!("{}", client.hear());
     client.expect("ok");
-    let status = daemon.client(client.pid()).unwrap();
-    println!("{status}");
-    assert!(status["recycling"]["pages_recycled_total"].as_u64() > Some(2_000), "{status}");
+    println!("{}", daemon.client(client.pid()).unwrap());
 }
 
 #[test]

@@ -60,12 +60,17 @@ fn top_on_a_terminal() {
     top.wait("the other client", |text| {
         clients.iter().any(|client| text.contains(&format!("(process {})", client.pid())))
     });
-    top.keys(&["Escape", "N"]);
+    // Esc and a key that are read at once are another key.
+    top.keys(&["Escape"]);
+    top.wait("the table", |text| !text.contains("Why not more"));
+    top.keys(&["N"]);
     top.wait("sorted by name", |text| text.contains("GUEST          ▼"));
     let other = clients[1].pid().to_string();
     top.keys(&["/", &other, "Enter"]);
     top.wait("one of them", |text| rows(text) == 1 && text.contains(&format!("filter: {other}")));
-    top.keys(&["Escape", "Space"]);
+    top.keys(&["Escape"]);
+    top.wait("both again", |text| rows(text) == 2);
+    top.keys(&["Space"]);
     top.wait("it is frozen, with all rows", |text| rows(text) == 2 && text.contains("FROZEN at"));
     top.keys(&["T", "T", "g", "-1h", "Enter", "Space"]);
     top.wait("it goes on", |text| !text.contains("FROZEN"));
@@ -132,6 +137,8 @@ fn a_recording_is_replayed_at_any_moment() {
     daemon.kill();
     std::thread::sleep(Duration::from_millis(500));
     daemon.restart();
+    // The last moments are to have them.
+    clients.iter().for_each(|client| daemon.wait_merged(client.pid(), PAGES));
     let so_far = size();
     eventually("the recorder goes on", Duration::from_secs(20), || (size() > so_far + 6000).then_some(()));
     recorder.kill().unwrap();
@@ -165,7 +172,9 @@ fn a_recording_is_replayed_at_any_moment() {
         screen.wait("the last moment", |text| text.contains("2 guests"));
         screen.keys(&["g", "nonsense", "Enter"]);
         screen.wait("what is understood", |text| text.contains("'nonsense' is no time"));
-        screen.keys(&["Escape", "q"]);
+        screen.keys(&["Escape"]);
+        screen.wait("no question", |text| !text.contains("is no time"));
+        screen.keys(&["q"]);
         screen.wait("the end", |text| text.contains("ended 0"));
     }
 }

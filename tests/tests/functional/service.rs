@@ -65,8 +65,9 @@ fn a_reload_changes_settings_while_clients_stay_connected_and_merged() {
     std::fs::write(&file, settings).unwrap();
     daemon.signal(libc::SIGHUP);
     eventually("the new merge period", SOON, || (daemon.status()["merge_period_seconds"] == 0.3).then_some(()));
-    eventually("the log says which", SOON, || log().contains("merge_period: in effect").then_some(()));
-    assert!(log().contains("threads: in effect when the daemon is started again"), "{}", log());
+    for words in ["merge_period: in effect", "threads: in effect when the daemon is started again"] {
+        eventually(&format!("the log says: {words}"), SOON, || log().contains(words).then_some(()));
+    }
     let governor = |key: &str| daemon.status()["governor"][key].clone();
     assert_eq!(governor("target_scan_time_seconds"), 0.3);
     assert_eq!(governor("max_cpu_percent"), 300.0, "the command line's is before the file's");
@@ -89,6 +90,32 @@ fn a_reload_changes_settings_while_clients_stay_connected_and_merged() {
     third.expect("ready");
     daemon.wait_merged(third.pid(), 4000);
     clients.push(third);
+    for client in &mut clients {
+        client.go();
+        assert_eq!(client.finish(), Some(0), "no byte of it changed");
+    }
+}
+
+#[test]
+fn sockets_that_somebody_deletes_are_made_again_and_no_second_daemon_begins_beside_them() {
+    let daemon = Daemon::with_settings(&[], "merge_period = 0.1\n");
+    let mut clients = vec![daemon.scenario(&["hold", "4096", "1", "5"])];
+    clients[0].expect("ready");
+    let all = ["agent.sock", "control.sock", "daemon.lock"];
+    for files in [&all[..1], &all[1..2], &all[2..], &all] {
+        for file in files {
+            std::fs::remove_file(daemon.dir.path().join(file)).unwrap();
+        }
+        let is_there = |file: &&str| daemon.dir.path().join(file).exists();
+        eventually("they are there again", SOON, || files.iter().all(is_there).then_some(()));
+        let mut client = daemon.scenario(&["hold", "4096", "1", "5"]);
+        client.expect("ready");
+        clients.push(client);
+        clients.iter().for_each(|client| daemon.wait_merged(client.pid(), 4000));
+    }
+    let second = daemon.pageone(&["daemon", "--config", "/dev/null"]).output().unwrap();
+    assert!(!second.status.success(), "{second:?}");
+    assert!(text(&second.stderr).contains("another daemon is running in"), "{second:?}");
     for client in &mut clients {
         client.go();
         assert_eq!(client.finish(), Some(0), "no byte of it changed");

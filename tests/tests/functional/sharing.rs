@@ -33,6 +33,9 @@ fn memory_is_told_by_state_and_sharing_by_pair_and_content() {
         (daemon.client(zeros.pid())?["pages_zero"] == PAGES).then_some(())
     });
 
+    e2e::eventually("what is its own is known", std::time::Duration::from_secs(60), || {
+        (daemon.client(alike[0].pid())?["pages_unshared"] == PAGES - shared).then_some(())
+    });
     let map = client::map(&place, alike[0].pid()).unwrap();
     let sum = |of: fn(&control::Cell) -> u32| map.regions.iter().flat_map(|r| &r.cells).map(of).sum::<u32>() as u64;
     assert_eq!((map.pid, map.cell_pages), (alike[0].pid(), 1));

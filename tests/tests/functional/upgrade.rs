@@ -95,7 +95,7 @@ fn an_agent_of_the_version_before_merges() {
         "{outdated}"
     );
     // A later version's message is none of this connection's.
-    raw.say(&ToDaemon::PoolRenewed { descriptor: 3 });
+    raw.say(&ToDaemon::CpuTime { cpu_ns: 3 });
     while raw.hear().is_some() {}
 }
 

@@ -15,4 +15,6 @@ mod places;
 mod poison;
 mod programs;
 mod readers;
+mod swapped;
 mod trust;
+mod uids;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::{Client, Daemon, eventually, signal_process, skipped};
+use e2e::{Client, Daemon, eventually, signal_process, skipped, stop_process};
 
 #[test]
 fn two_threads_write_while_their_pages_merge() {
@@ -62,7 +62,7 @@ fn pages_filled_before_the_daemon_hears_of_their_discard_merge() {
     for _ in 0..5 {
         clients.iter().for_each(|client| daemon.wait_merged(client.pid(), PAGES));
         // When it goes on it scans at once, with a thousand reports still to hear.
-        signal_process(daemon.pid(), libc::SIGSTOP);
+        stop_process(daemon.pid());
         for page in (0..PAGES).step_by(2) {
             clients[0].tell(&format!("renew {page}"));
             clients[0].expect("ok");
@@ -261,8 +261,7 @@ fn what_a_new_client_shows_before_its_holders_come_back_after_a_restart_is_merge
     let mut holders = [(); 2].map(|()| daemon.scenario(&["hold", "4096", "1", "6"]));
     holders.iter_mut().for_each(|client| client.expect("ready"));
     holders.iter().for_each(|client| daemon.wait_merged(client.pid(), 4096));
-    let stop = |signal| holders.iter().for_each(|client| signal_process(client.pid(), signal));
-    stop(libc::SIGSTOP);
+    holders.iter().for_each(|client| stop_process(client.pid()));
     daemon.kill();
     daemon.restart();
     let mut late = daemon.scenario(&["hold", "4096", "1", "6"]);
@@ -270,7 +269,7 @@ fn what_a_new_client_shows_before_its_holders_come_back_after_a_restart_is_merge
     eventually("the new client's pages are read", Duration::from_secs(60), || {
         (daemon.client(late.pid())?["pages_unshared"] == 4096).then_some(())
     });
-    stop(libc::SIGCONT);
+    holders.iter().for_each(|client| signal_process(client.pid(), libc::SIGCONT));
     daemon.wait_merged(late.pid(), 4096);
     assert_eq!(daemon.status()["domains"][0]["pages_shared"], 4096, "in the frames that there were");
     late.go();

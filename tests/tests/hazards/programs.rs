@@ -61,8 +61,10 @@ fn parts_of_a_region_are_unmapped_moved_and_protected() {
         std::thread::sleep(Duration::from_millis(500));
         client.go();
     }
-    let status = daemon.client(client.pid()).unwrap();
-    assert_eq!(status["region_bytes"].as_u64(), Some((4096 - 256 - 300 - 128) * 4096), "{status}");
+    // Its agent tells of that in its own time.
+    eventually("the daemon knows what is left", Duration::from_secs(60), || {
+        (daemon.client(client.pid())?["region_bytes"] == (4096 - 256 - 300 - 128) * 4096).then_some(())
+    });
 }
 
 #[test]
@@ -82,6 +84,7 @@ fn detached_memory_is_plain_anonymous_memory() {
     let plain_maps = maps(client.pid()).lines().count();
     assert!(plain_maps < 60, "{plain_maps} mappings are left: {}", maps(client.pid()));
     client.go();
+    eventually("it is no client", Duration::from_secs(60), || daemon.client(client.pid()).is_none().then_some(()));
     let out = daemon.pageone(&["detach", &client.pid().to_string()]).output().unwrap();
     assert_eq!(out.status.code(), Some(4), "a second time it is no client");
 }
@@ -162,6 +165,7 @@ fn guard_pages_read_as_zeros_or_where_the_kernel_has_none_change_nothing() {
     client.expect("ready");
     daemon.wait_merged(client.pid(), 1024);
     client.go();
-    let status = daemon.client(client.pid()).unwrap();
-    assert!(status["pages_retained_total"].as_u64() > Some(0), "nothing was retained: {status}");
+    eventually("what was retained is told", Duration::from_secs(60), || {
+        (daemon.client(client.pid())?["pages_retained_total"].as_u64()? > 0).then_some(())
+    });
 }

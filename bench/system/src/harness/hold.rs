@@ -38,6 +38,9 @@ pub(crate) struct Holding {
     /// Number of this client, from 0
     #[arg(long)]
     pub(crate) client: usize,
+    /// Only each so many pages is there
+    #[arg(long, default_value_t = 1)]
+    pub(crate) spread: usize,
 }
 
 impl Holding {
@@ -45,7 +48,7 @@ impl Holding {
     pub(crate) fn command(&self, program: &std::path::Path) -> Command {
         let mut command = Command::new(program);
         command.args(["hold-memory", &self.pages.to_string(), "--case", &self.case.name()]);
-        command.args(["--client", &self.client.to_string()]);
+        command.args(["--client", &self.client.to_string(), "--spread", &self.spread.to_string()]);
         command
     }
 
@@ -57,31 +60,37 @@ impl Holding {
 struct Memory {
     start: *mut u64,
     pages: usize,
+    /// From one to the next, in pages.
+    spread: usize,
 }
 
 impl Memory {
-    fn map(pages: usize) -> Result<Self> {
-        let len = pages * PAGE_SIZE;
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    fn map(pages: usize, spread: usize) -> Result<Self> {
+        let len = pages * spread * PAGE_SIZE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | if spread > 1 { libc::MAP_NORESERVE } else { 0 };
         // SAFETY: a fresh mapping replaces nothing.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         ensure!(start != libc::MAP_FAILED, "cannot map {len} bytes: {}", std::io::Error::last_os_error());
-        let memory = Self { start: start.cast(), pages };
+        let memory = Self { start: start.cast(), pages, spread };
         memory.advise(libc::MADV_DONTFORK)?;
+        if spread > 1 {
+            memory.advise(libc::MADV_NOHUGEPAGE)?;
+        }
         Ok(memory)
     }
 
     fn advise(&self, advice: i32) -> Result<()> {
-        // SAFETY: the mapping is this one's own, and neither of the two advices used changes its
+        // SAFETY: the mapping is this one's own, and none of the advices used changes its
         // content.
-        let result = unsafe { libc::madvise(self.start.cast(), self.pages * PAGE_SIZE, advice) };
+        let result = unsafe { libc::madvise(self.start.cast(), self.pages * self.spread * PAGE_SIZE, advice) };
         ensure!(result == 0, "madvise {advice}: {}", std::io::Error::last_os_error());
         Ok(())
     }
 
     fn word(&self, page: usize, word: usize) -> *mut u64 {
         assert!(page < self.pages);
-        self.start.wrapping_add(page * WORDS + word % WORDS)
+        self.start.wrapping_add(page * self.spread * WORDS + word % WORDS)
     }
 
     fn fill(&self, content: &Content) {
@@ -121,7 +130,7 @@ impl Memory {
 /// Is the client, until standard input ends.
 pub(crate) fn run(holding: &Holding) -> Result<()> {
     let content = holding.content()?;
-    let memory = Memory::map(holding.pages)?;
+    let memory = Memory::map(holding.pages, holding.spread)?;
     memory.fill(&content);
     say("ready")?;
     let mut server = Server { memory, content, probe: None, rewriting: None };
@@ -264,9 +273,17 @@ pub(crate) fn start_all(
     case: content::Case,
     launch: impl Fn(&Command) -> Result<Command>,
 ) -> Result<Vec<Client>> {
+    start_each((0..clients).map(|client| Holding { pages, case, client, spread: 1 }), launch)
+}
+
+/// The same, each with what it is to hold.
+pub(crate) fn start_each(
+    holdings: impl Iterator<Item = Holding>,
+    launch: impl Fn(&Command) -> Result<Command>,
+) -> Result<Vec<Client>> {
     let program = own_program()?;
-    let start = |client| Client::start(launch(&Holding { pages, case, client }.command(&program))?);
-    let mut clients = (0..clients).map(start).collect::<Result<Vec<_>>>()?;
+    let mut clients =
+        holdings.map(|holding| Client::start(launch(&holding.command(&program))?)).collect::<Result<Vec<_>>>()?;
     clients.iter_mut().try_for_each(Client::wait_ready)?;
     Ok(clients)
 }
@@ -283,43 +300,4 @@ pub(crate) fn order_all(clients: &mut [Client], order: &str) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    const PAGES: usize = 4096;
-
-    #[derive(Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        holding: Holding,
-    }
-
-    #[test]
-    fn a_client_is_told_what_to_hold() {
-        let holding = Holding { pages: PAGES, case: content::Case::ZeroPrefix, client: 3 };
-        let command = holding.command(std::path::Path::new("bench"));
-        let holding = Arguments::try_parse_from(command.get_args()).unwrap().holding;
-        assert_eq!((holding.pages, holding.case, holding.client), (PAGES, content::Case::ZeroPrefix, 3));
-    }
-
-    #[test]
-    fn a_wrong_page_is_seen() {
-        let holding = Holding { pages: PAGES, case: content::Case::Zero, client: 1 };
-        let content = holding.content().unwrap();
-        let memory = Memory::map(PAGES).unwrap();
-        memory.fill(&content);
-        assert_eq!(memory.wrong(&content), 0);
-        let target = memory.target(&content);
-        assert_eq!((target.loads.len(), target.stores.len()), (PAGES, PAGES / 64));
-        // SAFETY: words of pages of this mapping, which no other code uses.
-        unsafe {
-            assert!(target.stores.iter().all(|&(address, value)| *(address as *const u64) == value));
-            let word = memory.word(7, 7);
-            word.write_volatile(!word.read_volatile());
-        }
-        assert_eq!(memory.wrong(&content), 1);
-        // SAFETY: mapped above, not used again.
-        unsafe { libc::munmap(memory.start.cast(), memory.pages * PAGE_SIZE) };
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! The host: its memory in use, its limit of mappings, and whether anything else runs on it.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -113,26 +114,37 @@ impl Drop for MapLimit {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A memory control group with a limit, of version 1 or 2; it ends with this value.
+pub(crate) struct MemoryGroup {
+    path: PathBuf,
+}
 
-    #[test]
-    fn busy_time_leaves_out_idling_and_waiting() {
-        let ticks = parse_busy("cpu  10 20 30 999 999 1 2 7 5 5\ncpu0 1 1\n").unwrap().as_secs_f64();
-        assert_eq!((ticks * rustix::param::clock_ticks_per_second() as f64).round(), 70.0);
-        assert!(parse_busy("cpu  1 2 3\n").is_none());
-        assert!(busy().unwrap() > Duration::ZERO);
-        let others = Others::watch(vec![]).unwrap();
-        assert!(own(&others.parts) < busy().unwrap());
-        others.report().unwrap();
+impl MemoryGroup {
+    /// `None`: none can be made here.
+    pub(crate) fn new(bytes: u64) -> Option<Self> {
+        for (root, limit) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
+            let path = Path::new(root).join(format!("pageone-bench-{}", std::process::id()));
+            if fs::create_dir(&path).is_ok() {
+                let group = Self { path };
+                if fs::write(group.path.join(limit), bytes.to_string()).is_ok() {
+                    return Some(group);
+                }
+            }
+        }
+        None
     }
 
-    #[test]
-    fn memory_in_use_is_summed_up() {
-        let text = "MemTotal: 100 kB\nMemFree: 50 kB\nAnonPages: 7 kB\nShmem: 1 kB\nSlab: 90 kB\nSUnreclaim: 2 kB\n\
-                    PageTables: 3 kB\nSecPageTables: 8 kB\nKernelStack: 4 kB\n";
-        assert_eq!(sum(text), 17 << 10);
-        assert!(used().unwrap() > 0);
+    /// Puts a process in.
+    pub(crate) fn add(&self, pid: i32) -> Result<()> {
+        fs::write(self.path.join("cgroup.procs"), pid.to_string()).context("a process joins no control group")
     }
 }
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests;

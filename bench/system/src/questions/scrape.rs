@@ -33,6 +33,8 @@ const FAST_PERIOD: f64 = 1.0;
 /// How often Prometheus scrapes, and `top` asks, in seconds.
 const SCRAPE_EVERY: f64 = 15.0;
 const TOP_EVERY: f64 = 1.0;
+/// For how long an answer serves all scrapers, and a little more.
+const ANSWER_LASTS: Duration = Duration::from_millis(1050);
 
 /// What is done.
 struct Plan {
@@ -62,7 +64,7 @@ struct Exporter {
 
 impl Exporter {
     fn start(pageone: &PageOne) -> Result<Self> {
-        let mut command = pageone.pageone(&["metrics", "--listen", "127.0.0.1:0"]);
+        let mut command = pageone.pageone(&["metrics", "--listen", "127.0.0.1:0", "--names"]);
         let mut child = command.stderr(Stdio::piped()).spawn().context("cannot start the exporter")?;
         let mut line = String::new();
         BufReader::new(child.stderr.take().context("no pipe")?).read_line(&mut line)?;
@@ -72,8 +74,10 @@ impl Exporter {
 
     /// Scrapes once; gives the length of the answer.
     fn scrape(&self) -> Result<usize> {
+        std::thread::sleep(ANSWER_LASTS);
         let mut stream = TcpStream::connect(&self.address)?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+        let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: application/openmetrics-text\r\n\r\n";
+        stream.write_all(request.as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         ensure!(answer.ends_with("# EOF\n"), "the answer is cut off: {answer}");

@@ -79,10 +79,13 @@ impl PageOne {
     ///
     /// When one of them is not there.
     pub(crate) fn program() -> Result<PathBuf> {
-        let bin = match std::env::var_os("PAGEONE_BIN_DIR") {
-            Some(dir) => PathBuf::from(dir),
-            None => own_program()?.parent().map(Path::to_path_buf).unwrap_or_default(),
-        };
+        match std::env::var_os("PAGEONE_BIN_DIR") {
+            Some(dir) => Self::program_in(Path::new(&dir)),
+            None => Self::program_in(own_program()?.parent().unwrap_or(Path::new(""))),
+        }
+    }
+
+    fn program_in(bin: &Path) -> Result<PathBuf> {
         for name in ["pageone", "libpageone_agent.so"] {
             ensure!(
                 bin.join(name).exists(),
@@ -99,7 +102,15 @@ impl PageOne {
     ///
     /// Those of [`PageOne::program`].
     pub(crate) fn find() -> Result<Self> {
-        let program = Self::program()?;
+        Self::of(Self::program()?)
+    }
+
+    /// The same for a build in another directory.
+    pub(crate) fn find_in(bin: &Path) -> Result<Self> {
+        Self::of(Self::program_in(bin)?)
+    }
+
+    fn of(program: PathBuf) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("pageone-bench-").tempdir().context("no directory for the daemon")?;
         Ok(Self { program, dir, huge_pages: HugePages::Split(0) })
     }
@@ -111,7 +122,17 @@ impl PageOne {
             HugePages::Keep => "huge_pages = \"keep\"\n".to_string(),
             HugePages::Split(percent) => format!("huge_page_share = {percent}\n"),
         };
-        fs::write(self.dir.path().join(CONFIG), line).context("cannot write the daemon's configuration")
+        self.configure(&line)
+    }
+
+    /// The daemon's configuration, from its next start on.
+    pub(crate) fn configure(&self, lines: &str) -> Result<()> {
+        fs::write(self.dir.path().join(CONFIG), lines).context("cannot write the daemon's configuration")
+    }
+
+    /// What the daemon that was started last says.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.dir.path().join("daemon.log")
     }
 
     fn config(&self) -> PathBuf {
@@ -173,14 +194,14 @@ impl PageOne {
     /// Starts a daemon with the default configuration and these options, and waits until it
     /// answers.
     pub(crate) fn daemon_as(&self, options: &[&str], interrupt: &Interrupt) -> Result<Daemon> {
-        let path = self.dir.path().join("daemon.log");
+        let path = self.log();
         let log = File::create(&path).context("cannot write the daemon's log")?;
         // Should this program be killed, the daemon ends too.
         let mut command = self.pageone(&["daemon", "--exit-when-idle", "60", "--config"]);
         command.arg(self.config()).args(options);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         let mut daemon = Daemon { child: child.context("cannot start the daemon")? };
-        interrupt.until("the daemon answers", Duration::from_secs(20), || {
+        interrupt.until_each(Duration::from_millis(20), "the daemon answers", Duration::from_secs(20), || {
             if let Some(end) = daemon.child.try_wait()? {
                 bail!("the daemon ended, {end}:\n{}", fs::read_to_string(&path).unwrap_or_default());
             }

@@ -8,8 +8,10 @@ use crate::daemon::batch::Merger;
 use crate::daemon::detach::detach;
 use crate::daemon::digest;
 use crate::daemon::error::LinkError;
+use crate::daemon::given_back;
 use crate::daemon::send::try_flush;
 use crate::recycle::{pool, sweep};
+use crate::runtime::cpu_ns;
 use crate::runtime::log;
 use crate::runtime::state::STATE;
 use crate::runtime::state::recycler::Recycler;
@@ -56,10 +58,12 @@ impl Requests {
                 state.uplink.version = Some(version);
                 state.uplink.outbox.push(ToDaemon::Mapped { address });
                 state.uplink.outbox.push(ToDaemon::Library { version: env!("CARGO_PKG_VERSION").into() });
+                state.uplink.outbox.push(ToDaemon::CpuTime { cpu_ns: cpu_ns() });
                 if let Some(pool) = state.recycler.as_ref().map(Recycler::announcement) {
                     state.uplink.outbox.push(pool);
                 }
                 drop(state);
+                given_back::tell();
                 self.welcome = true;
             }
             message if self.welcome => return self.serve(message),

@@ -407,6 +407,7 @@ unsafe fn discard(state: &mut State, pieces: &[(RegionId, Run)]) -> Result<(), E
     for &(id, run) in pieces {
         // SAFETY: this function's contract is that of the call.
         unsafe { unmerge::discard(state, id, run) }?;
+        state.regions.get_mut(id).into_iter().for_each(|region| region.given_back.forget(run));
         state.uplink.outbox.push(ToDaemon::Discarded { region: id, run });
     }
     Ok(())

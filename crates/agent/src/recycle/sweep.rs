@@ -20,6 +20,7 @@ use crate::runtime::cpu_ns;
 use crate::runtime::proc_files::ProcFiles;
 use crate::runtime::state::STATE;
 use crate::runtime::state::State;
+use crate::runtime::state::given_back::GivenFor;
 use crate::window::gate::{self, Grounds, Taker};
 use crate::window::pins::held_memory;
 use crate::window::unmerge::discard;
@@ -129,6 +130,9 @@ unsafe fn take_back(state: &mut State, extents: &[Extent], runs: &[Frames<u64>])
     // The daemon is told after an error too: some pages may be gone, and the ledger must not take
     // them for merged.
     for (region, runs) in recycled {
+        if let Some(region) = state.regions.get_mut(region) {
+            runs.iter().for_each(|&run| region.given_back.note(run, GivenFor::Marks));
+        }
         state.uplink.outbox.push(ToDaemon::Recycled(Recycled { region, runs }));
     }
     result.map(|()| stayed)

@@ -4,6 +4,7 @@
 
 pub(crate) mod bitmap;
 pub(crate) mod control;
+pub(crate) mod given_back;
 pub(crate) mod maps;
 pub(crate) mod outbox;
 pub(crate) mod recycler;

@@ -11,6 +11,7 @@ use kmem::{PAGE_SIZE, memfd, mm, raw};
 use rustix::io::Errno;
 use wire::{Outcome, PageNo, Run, Slot};
 
+use crate::runtime::state::given_back::GivenFor;
 use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segment;
@@ -102,6 +103,7 @@ pub(super) unsafe fn map_frames(
     }
     maps.add(region.new_maps(run));
     region.mapped.set(run);
+    region.given_back.forget(run);
     populate(place);
     Outcome::Merged
 }
@@ -202,7 +204,11 @@ pub(super) unsafe fn map_zeros(
         // which by the contract it did before.
         unsafe { gate::discard(Grounds::Merged, &[place]) }
     };
-    if done.is_ok() { Outcome::Merged } else { Outcome::Failed }
+    if done.is_err() {
+        return Outcome::Failed;
+    }
+    region.given_back.note(run, GivenFor::Zeros);
+    Outcome::Merged
 }
 
 #[cfg(test)]

@@ -268,7 +268,7 @@ impl Daemon {
     pub fn accept_hello(&mut self) -> (ToDaemon, u16) {
         self.conn = None;
         self.seen.clear();
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while self.conn.is_none() {
             assert!(Instant::now() < end, "the agent does not come");
             self.conn = self.listener.accept().unwrap();
@@ -332,7 +332,7 @@ impl Daemon {
 
     /// The next message.
     pub fn next(&mut self) -> ToDaemon {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         loop {
             match self.receive() {
                 Some(Some(message)) => return message,
@@ -360,7 +360,7 @@ impl Daemon {
 
     /// Waits until the agent hangs up.
     pub fn wait_for_close(&mut self) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while !matches!(self.receive(), Some(None)) {
             assert!(Instant::now() < end, "the agent stays");
             std::thread::sleep(Duration::from_micros(100));

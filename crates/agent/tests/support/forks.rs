@@ -1,7 +1,7 @@
 //! The ways in which the program forks.
 
 use super::PAGE;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 unsafe extern "C" {
     /// `fork` without the handlers (fork(2), glibc 2.34).
@@ -110,6 +110,8 @@ pub fn inherited_descriptors() -> i32 {
 }
 
 static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// A fork waits for the lock: such a lock is fair to nobody by itself.
+static FORKS: AtomicBool = AtomicBool::new(false);
 /// How often the allocator's thread has used the memory.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
@@ -118,7 +120,9 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 pub fn start_allocator() -> String {
     static mut HELD: Option<std::sync::MutexGuard<'static, ()>> = None;
     extern "C" fn prepare() {
+        FORKS.store(true, Ordering::Relaxed);
         let held = LOCK.lock().unwrap();
+        FORKS.store(false, Ordering::Relaxed);
         // Other threads get to where they wait for the agent.
         std::thread::sleep(std::time::Duration::from_millis(5));
         // SAFETY: guarded by the lock.
@@ -133,6 +137,9 @@ pub fn start_allocator() -> String {
     std::thread::spawn(|| {
         let len = 512 * PAGE;
         loop {
+            while FORKS.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
             let _held = LOCK.lock().unwrap();
             // SAFETY: new memory, which nobody else knows.
             unsafe {

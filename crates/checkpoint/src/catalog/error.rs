@@ -37,7 +37,7 @@ pub enum StoreError {
     Earlier(#[source] Flaw),
     #[error(
         "whether it is done is not known: the pool's list of checkpoints could not be written, nor read again; once the \
-             storage answers, `pageone pool ls` says"
+             storage answers, `pageone pool ls` or `snapshot ls` says"
     )]
     Unknown(#[source] ObjectError),
     #[error(
@@ -98,7 +98,7 @@ pub struct CatalogDamage {
 pub enum BeginError {
     #[error(
         "there is a {0:?} in the pool already; give another name with --name, or remove that one with \
-             `pageone pool rm`"
+             `pageone pool rm`, a snapshot with `pageone snapshot rm`"
     )]
     Exists(String),
     #[error("a name has 1 to 127 bytes, and no control characters; give such a name with --name, or leave --name out")]
@@ -113,7 +113,7 @@ pub enum BeginError {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each sentence says what it is")]
 pub enum FindError {
-    #[error("nothing in the pool is called {0:?}; `pageone pool ls` shows those there are")]
+    #[error("nothing in the pool is called {0:?}; `pageone pool ls` or `snapshot ls` shows those there are")]
     Missing(String),
     #[error("nothing in the pool is called {name:?}, and {damage}")]
     MissingFromDamaged { name: String, damage: CatalogDamage },
@@ -125,7 +125,7 @@ pub enum FindError {
 pub enum ReadError {
     #[error(
         "checkpoint {name} in pool {pool} is damaged: `pageone pool check {pool}` lists all damage, \
-         `pageone pool rm {pool} {name}` removes this checkpoint, and the others remain"
+         `pageone pool rm {pool} {name}` removes this checkpoint (`snapshot rm` a snapshot), and the others remain"
     )]
     Damaged { name: String, pool: String, source: Flaw },
     #[error("checkpoint {name} in pool {pool} cannot be read here")]

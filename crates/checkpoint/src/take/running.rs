@@ -47,6 +47,8 @@ struct Running<'a, 's> {
     all: DirtyTree,
     /// The merged pages, as last seen.
     merged: HashSet<FilePart>,
+    /// The longest pause so far.
+    pause: Duration,
 }
 
 /// What the rounds have left for the pause.
@@ -65,7 +67,6 @@ struct Copy {
     /// Numbers of the pages, ascending.
     pages: Vec<u64>,
     bytes: AlignedBuf,
-    pause: Duration,
     /// Whether every page was tracked.
     tracked: bool,
 }
@@ -91,28 +92,38 @@ pub(super) fn take(
     let all = set(source)?;
     source.populated(&merged, &all)?;
     phases.end("scan");
-    let mut running = Running { options, halt, source, writer, phases, warn, all, merged };
+    let pause = Duration::ZERO;
+    let mut running = Running { options, halt, source, writer, phases, warn, all, merged, pause };
     let (unchanged, stored) = running.first_pass(changes, &noted)?;
     running.phases.end("first_pass");
-    let rounds = running.rounds(noted, stored)?;
-    let written = if direct { Some(running.add_written(&rounds)?) } else { None };
-    let Rounds { rest, count, .. } = rounds;
-    running.phases.end("rounds");
-    if !resumes && !running.source.is_stopped() {
-        return Err(TakeError::Continued(pid));
-    }
-    running.writer.keep_pool();
-    let Copy { pages, bytes, pause, .. } = running.pause(&rest)?;
+    let mut rounds = running.rounds((vec![noted], 0), stored)?;
+    let (Copy { pages, bytes, .. }, written) = loop {
+        let written = if direct { Some(running.add_written(&rounds)?) } else { None };
+        running.phases.end("rounds");
+        if !resumes && !running.source.is_stopped() {
+            return Err(TakeError::Continued(pid));
+        }
+        running.writer.keep_pool();
+        if let Some(copy) = running.pause(&rounds)? {
+            break (copy, written);
+        }
+        rounds = running.go_on(rounds)?;
+    };
     running.phases.end("look_again");
     store::store_read(&pages, &bytes[..pages.len() * BLOCK], running.writer, running.warn)?;
     running.phases.end("store_rest");
-    Ok(Taken { pause, rounds: count, in_pause: pages.len() as u64, unchanged, written })
+    Ok(Taken { pause: running.pause, rounds: rounds.count, in_pause: pages.len() as u64, unchanged, written })
 }
 
 /// Number of pages that can be copied in `budget` if one takes `each`. Half of the budget is for
 /// the pages that are written until the process stops.
 fn fits(budget: Duration, each: Duration) -> u64 {
     (budget.as_nanos() / each.max(PAGE_COPY).as_nanos() / 2) as u64
+}
+
+/// `left` pages after all rounds: twice the time reckoned for them would do.
+fn too_fast(left: u64, rounds: usize) -> TakeError {
+    TakeError::TooFast { pages: left, rounds, pause_ms: 2 * left / 1000 + 20 }
 }
 
 /// The pages of `before` that are not in `now`, a bit for each.
@@ -161,9 +172,14 @@ impl Running<'_, '_> {
 
     /// Stores written pages again, until those left can be copied during the pause. The pause gets
     /// shorter as long as rounds do.
-    fn rounds(&mut self, noted: DirtyTree, mut stored: Stored) -> Result<Rounds, TakeError> {
+    /// `found` and `count`: what earlier ones found, and their number.
+    fn rounds(
+        &mut self,
+        (mut found, mut count): (Vec<DirtyTree>, usize),
+        mut stored: Stored,
+    ) -> Result<Rounds, TakeError> {
         let budget = self.options.max_pause.saturating_sub(STOPPING);
-        let (mut before, mut found, mut count) = (u64::MAX, vec![noted], 0);
+        let mut before = u64::MAX;
         loop {
             count += 1;
             let rest = set(self.source)?;
@@ -181,13 +197,25 @@ impl Running<'_, '_> {
             }
             if count >= ROUNDS {
                 if left > fits(budget, PAGE_COPY) {
-                    return Err(TakeError::TooFast { pages: left, rounds: count, pause_ms: 2 * left / 1000 + 20 });
+                    return Err(too_fast(left, count));
                 }
                 return Ok(Rounds { rest, found, count, limit });
             }
             stored = store::store((self.source, self.options.guard), &rest, self.writer, self.warn)?;
             found.push(rest);
         }
+    }
+
+    /// In the pause more was found than may be copied there: that is stored while the process runs,
+    /// and rounds go on.
+    fn go_on(&mut self, rounds: Rounds) -> Result<Rounds, TakeError> {
+        let Rounds { rest, mut found, count, .. } = rounds;
+        if count >= ROUNDS {
+            return Err(too_fast(rest.count(), count));
+        }
+        let stored = store::store((self.source, self.options.guard), &rest, self.writer, self.warn)?;
+        found.push(rest);
+        self.rounds((found, count), stored)
     }
 
     /// For a process that may do direct I/O: adds pages that earlier rounds found written to the
@@ -204,23 +232,24 @@ impl Running<'_, '_> {
         Ok(self.source.parts(&noted))
     }
 
-    /// Stops the process and copies the rest, again if mappings have changed meanwhile.
-    fn pause(&mut self, rest: &DirtyTree) -> Result<Copy, TakeError> {
-        let mut pause = Duration::ZERO;
+    /// Stops the process and copies the rest, again if mappings have changed meanwhile. `None`: it
+    /// goes on, since that would take too long.
+    fn pause(&mut self, Rounds { rest, limit, .. }: &Rounds) -> Result<Option<Copy>, TakeError> {
+        let most = 2 * rest.count().max(*limit) + FEW;
         for stops in 1..=STOPS {
             let bytes = room(rest.count());
             self.phases.end("room");
             // Reading the mappings takes longest. As a rule they have not changed, which is
             // verified after the pause; only the last stop reads them.
             let mappings = if stops == STOPS { Mappings::Read } else { Mappings::AsKnown };
-            let copy = self.copy(rest, bytes, mappings)?;
-            pause = pause.max(copy.pause);
+            let copy = self.copy((rest, most), bytes, mappings)?;
             if !self.source.is_as_found()? {
                 return Err(TakeError::Remapped(self.source.pid()));
             }
+            let Some(copy) = copy else { return Ok(None) };
             let after = self.source.merged();
             if copy.tracked && (mappings == Mappings::Read || *after == self.merged) {
-                return Ok(Copy { pause, ..copy });
+                return Ok(Some(copy));
             }
             after.difference(&self.merged).for_each(|part| rest.insert_range(part.first, part.pages));
             self.merged = after.clone();
@@ -229,8 +258,13 @@ impl Running<'_, '_> {
     }
 
     /// Copies the pages of `rest` while the process is stopped, after adding those that were
-    /// written, merged or given back.
-    fn copy(&mut self, rest: &DirtyTree, mut bytes: AlignedBuf, mappings: Mappings) -> Result<Copy, TakeError> {
+    /// written, merged or given back. `None`: these are more than `most`.
+    fn copy(
+        &mut self,
+        (rest, most): (&DirtyTree, u64),
+        mut bytes: AlignedBuf,
+        mappings: Mappings,
+    ) -> Result<Option<Copy>, TakeError> {
         self.options.guard.stands(guard::PROMISE + self.options.max_pause)?;
         // The process waits for this thread alone.
         let first = First::begin(None);
@@ -249,7 +283,8 @@ impl Running<'_, '_> {
         // Pages given back meanwhile (by a balloon, say) are zeros now, and are read as such.
         rest.merge(0, &gone(&self.all, &now));
         self.phases.end("pause_look");
-        let pages: Vec<u64> = rest.iter().collect();
+        let fits = rest.count() <= most;
+        let pages: Vec<u64> = if fits { rest.iter().collect() } else { Vec::new() };
         if bytes.len() < pages.len() * BLOCK {
             bytes = AlignedBuf::zeroed(pages.len() * BLOCK);
         }
@@ -257,10 +292,15 @@ impl Running<'_, '_> {
         drop(stopped);
         self.phases.end("pause_read");
         halted.end()?;
-        let pause = start.elapsed();
+        self.pause = self.pause.max(start.elapsed());
         drop(first);
         self.options.guard.runs()?;
         self.phases.end("pause_go_on");
-        Ok(Copy { pages, bytes, pause, tracked })
+        if !fits {
+            // What was given back until now is in the rest.
+            self.all = now;
+            self.merged = files.unwrap_or_else(|| std::mem::take(&mut self.merged));
+        }
+        Ok(fits.then_some(Copy { pages, bytes, tracked }))
     }
 }

@@ -15,7 +15,7 @@ use super::*;
 use crate::catalog::{Catalog, Store, hash};
 use crate::test;
 
-const PAGES: usize = 64;
+const PAGES: usize = 4096;
 const ASYNC: Features = Features::WP.union(Features::WP_ASYNC).union(Features::WP_UNPOPULATED);
 
 /// A process whose memory the kernel tracks. It does what it is told by a byte, and says so.
@@ -67,6 +67,10 @@ fn obey(memory: &Memory, from: &PipeReader, to: &PipeWriter) -> u8 {
             b'u' => uffd.unregister(page).is_ok(),
             b'r' => uffd.register_wp(page).is_ok(),
             b'm' => memory.unmap(2).is_ok(),
+            b'a' => {
+                (0..PAGES).for_each(|page| memory.write(page, memory.read(page) + 1));
+                true
+            }
             _ => true,
         };
         if !done || rustix::io::write(to, &told) != Ok(1) {
@@ -217,6 +221,42 @@ fn one_that_writes_faster_than_it_is_stored_is_let_alone() {
     assert!(matches!(error, TakeError::TooFast { rounds: 12, .. }), "{error}");
     assert!(error.to_string().starts_with("the guest writes faster than it can be stored: "), "{error}");
     assert_eq!(procfs::is_stopped(process.child.0).ok(), Some(false));
+}
+
+/// The process writes to all of its pages before the first stops, when the rounds have ended.
+struct Bursts<'a>(&'a Tracked, usize);
+
+impl Halt for Bursts<'_> {
+    fn halt(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.0.tell(if self.1 > 0 { b'a' } else { b'.' });
+        self.1 = self.1.saturating_sub(1);
+        Ok(())
+    }
+
+    fn go_on(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_found_in_the_pause_is_stored_there_only_if_it_does_not_take_longer_than_that_may() {
+    let _forking = forking();
+    let Some(process) = Tracked::start() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (pool, mut source, guard) = (pool(&dir), process.source(), Guard::thread());
+    let options = options(false, &guard);
+    {
+        let store = Store::new(Catalog::open(&pool).unwrap());
+        let mut writer = store.begin("bursts").unwrap();
+        let (phases, bursts) = (&mut Phases::new(), &mut Bursts(&process, 2));
+        let taken = take(&options, &mut source, &Lasted(true), bursts, &mut writer, phases, &mut |_| {}).unwrap();
+        assert!(taken.in_pause < PAGES as u64 && taken.rounds > 2, "{taken:?}");
+    }
+    // Whoever writes so much each time is refused, with the figure.
+    let error = refused(&pool, &options, &mut source, true, &mut Bursts(&process, usize::MAX)).unwrap();
+    let all = PAGES as u64;
+    assert!(matches!(error, TakeError::TooFast { pages, rounds: 12, pause_ms: 28 } if pages == all), "{error}");
+    assert_eq!(procfs::is_stopped(process.child.0).ok(), Some(false), "it goes on");
 }
 
 /// From the pause on there is no memory.

@@ -59,6 +59,10 @@ impl Handler for Fake {
     type Detaching = Steps;
     type Freeze = Frozen;
 
+    fn is_in_place(&self) -> bool {
+        true
+    }
+
     fn access(&self, _: &Peer) {}
 
     fn status(&self, (): &()) -> Status {

@@ -1,20 +1,27 @@
 //! Bounds on what one user can have of the control socket.
 //!
 //! A connection costs a thread, and a status costs CPU time in proportion to the number of clients.
-//! So each user has [`CONNECTIONS`] connections at a time, and a [`SHARE`] of a CPU for its
-//! requests. Root and the daemon's owner have more connections and all CPU time.
+//! So each user, with its subordinate uids, has [`CONNECTIONS`] connections at a time, and a
+//! [`SHARE`] of a CPU for its requests. Root and the daemon's owner have more connections and all
+//! CPU time, and nobody else takes these.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::{Duration, Instant};
 
+use claims::{Lines, Owner};
+use kmem::peer::is_trusted;
 use parking_lot::Mutex;
 
 /// Connections of one user at a time: some commands and some checkpoints at once.
 pub(super) const CONNECTIONS: u32 = 16;
 /// Connections of root and the daemon's owner at a time: monitors of all kinds.
 pub(super) const TRUSTED_CONNECTIONS: u32 = 256;
+/// Connections of all others at a time, a thread each.
+const ALL_CONNECTIONS: u32 = 512;
+/// Lines in the log about users that have too many, in a minute.
+const LINES: u32 = 10;
 /// After a request, a user's next one waits for this many times as long: requests take a tenth of a
 /// CPU at most.
 const SHARE: u32 = 9;
@@ -35,19 +42,32 @@ pub(super) struct User {
 pub(super) struct Connection(Arc<User>);
 
 /// All users that have connections.
-#[derive(Default)]
-pub(super) struct Users(HashMap<u32, Arc<User>>);
+pub(super) struct Users {
+    users: HashMap<Owner, Arc<User>>,
+    lines: Lines,
+}
 
 impl Users {
-    /// Admits one more connection of this user, if it has less than `most`.
-    pub(super) fn admit(&mut self, uid: u32, most: u32) -> Option<Connection> {
+    pub(super) fn new() -> Self {
+        Self { users: HashMap::new(), lines: Lines::new(LINES) }
+    }
+
+    /// Admits one more connection of this uid's user. `None`: it has as many as it may have, or all
+    /// have.
+    pub(super) fn admit(&mut self, uid: u32) -> Option<Connection> {
         // Users without connections are forgotten, except for the time that their last one used.
-        self.0.retain(|_, user| user.connections.load(Acquire) > 0 || user.is_in_debt());
-        let user = self.0.entry(uid).or_default();
+        self.users.retain(|_, user| user.connections.load(Acquire) > 0 || user.is_in_debt());
+        let counts = |(owner, _): &(&Owner, _)| !is_trusted(owner.number());
+        let others = self.users.iter().filter(counts).map(|(_, user)| user.connections.load(Acquire)).sum::<u32>();
+        let user = self.users.entry(Owner::of(uid)).or_default();
+        let most = match is_trusted(uid) {
+            true => TRUSTED_CONNECTIONS,
+            false => CONNECTIONS.min(user.connections.load(Acquire) + ALL_CONNECTIONS.saturating_sub(others)),
+        };
         if user.connections.fetch_add(1, AcqRel) >= most {
             user.connections.fetch_sub(1, AcqRel);
-            if user.refused.swap(1, AcqRel) == 0 {
-                tracing::warn!(uid, "over {most} control connections of one user at a time; more are closed");
+            if user.refused.swap(1, AcqRel) == 0 && self.lines.take().is_some() {
+                tracing::warn!(uid, "too many control connections of this user, or of all; more are closed");
             }
             return None;
         }
@@ -86,39 +106,4 @@ impl Drop for Connection {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_user_cannot_take_the_connections_of_another() {
-        let mut users = Users::default();
-        let mut kept: Vec<_> = (0..CONNECTIONS).map_while(|_| users.admit(7, CONNECTIONS)).collect();
-        assert_eq!(kept.len(), CONNECTIONS as usize);
-        assert!(users.admit(7, CONNECTIONS).is_none(), "too many");
-        assert!(
-            users.admit(8, CONNECTIONS).is_some() && users.admit(0, TRUSTED_CONNECTIONS).is_some(),
-            "others have theirs"
-        );
-        kept.pop();
-        assert!(users.admit(7, CONNECTIONS).is_some());
-        drop(kept);
-        users.admit(9, CONNECTIONS);
-        assert!(!users.0.contains_key(&7), "who has no connection is forgotten");
-    }
-
-    #[test]
-    fn requests_of_a_user_leave_most_of_the_time_to_others() {
-        let connection = Users::default().admit(7, CONNECTIONS).unwrap();
-        let begin = Instant::now();
-        let mut answering = Duration::ZERO;
-        for _ in 0..5 {
-            answering += connection.in_turn(|| {
-                let begin = Instant::now();
-                std::thread::sleep(Duration::from_millis(4));
-                begin.elapsed()
-            });
-        }
-        // The last wait is still to come.
-        assert!(begin.elapsed() >= answering * 4, "{answering:?} of {:?}", begin.elapsed());
-    }
-}
+mod tests;

@@ -36,7 +36,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
              pages_merged_total pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit \
              store_bytes frame_bytes frames_doubted_total unmerge_bytes unmerge_headroom_bytes unmerge_bytes_per_second unmerge_headroom_seconds \
              headroom_is_short scans_total memory_total_bytes memory_available_bytes swap_free_bytes \
-             memory_pressure_ratio cpu_pressure_ratio paused no_agents writer_stall domains refused {pages}"
+             memory_pressure_ratio cpu_pressure_ratio paused no_agents writer_stall domains refused refused_left_out {pages}"
         ),
     );
     expect(

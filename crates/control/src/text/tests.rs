@@ -100,4 +100,7 @@ fn the_summary_lists_what_the_host_sums_over_its_domains() {
         ),
         "{out}"
     );
+    let refused = vec![RefusedStatus { uid: 7, ..RefusedStatus::default() }];
+    let out = Status { refused, refused_left_out: 5, ..Status::default() }.to_string();
+    assert!(out.contains("uid 7") && out.ends_with("  and 5 more\n"), "{out}");
 }

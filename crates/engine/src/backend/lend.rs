@@ -45,7 +45,9 @@ fn round(files: &Files, stores: &Stores, shared: &Shared) {
     let over = || files.is_asked();
     let slots = round::scan(shared, &stores.segments().collect::<Vec<_>>());
     let due = round::scan(shared, &all.values().cloned().collect::<Vec<_>>());
-    if shared.headroom().short.is_some() {
+    let headroom = shared.headroom();
+    let due: Vec<_> = due.into_iter().filter(|file| headroom.pauses(file.who()).is_none()).collect();
+    if headroom.pauses(None).is_some() {
         return;
     }
     round::merge(shared, &slots, Lend::new, over);

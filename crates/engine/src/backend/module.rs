@@ -48,4 +48,4 @@ pub(crate) use self::mounts::{Files, no_agents};
 pub(crate) use self::owner::Owner;
 
 /// For whom the pacer counts this work: files belong to mounts, and mounts to root.
-pub(crate) const USER: u32 = 0;
+pub(crate) const USER: claims::Owner = claims::Owner::ROOT;

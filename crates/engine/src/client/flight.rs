@@ -1,6 +1,7 @@
 //! The batches that an agent has and has not reported on.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wire::{RegionId, Run, SegmentId};
@@ -30,6 +31,10 @@ pub(crate) struct Flight {
     pub(crate) to_notify: HashSet<ClientId>,
     /// Segments whose descriptors the agent has.
     pub(super) segments: HashSet<SegmentId>,
+    /// Segments that the agent has and its domain did not take.
+    pub(crate) others: Vec<SegmentId>,
+    /// Pages that map such segments, or did, ascending.
+    pub(crate) earlier: Arc<BTreeMap<RegionId, Vec<Run>>>,
     /// Segments that the agent has no descriptors for, and how many it keeps at most.
     pub(super) left_out: HashSet<SegmentId>,
     most_segments: u32,
@@ -48,6 +53,8 @@ impl Flight {
             mispredicted: false,
             to_notify: HashSet::new(),
             segments,
+            others: Vec::new(),
+            earlier: Arc::default(),
             left_out: HashSet::new(),
             most_segments: 0,
         }

@@ -3,11 +3,11 @@
 //! They have a lock of their own: a pass of another client adds to them while this client's state
 //! may be locked.
 
-use parking_lot::Mutex;
 use wire::{PageNo, RegionId};
 
 use crate::core::content::frame::Frame;
 use crate::core::content::index::Sighting;
+use crate::sync::Mutex;
 
 /// Another pass made a frame of what was sighted here, and counts this page as its user.
 #[derive(Clone, Copy, Debug)]

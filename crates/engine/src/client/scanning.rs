@@ -9,11 +9,11 @@
 //! and the findings on them are dropped. The outcome is as if the findings had been applied at
 //! once, and the messages after them.
 
-use parking_lot::MutexGuard;
 use wire::{PageNo, RegionId, Run};
 
 use super::{Client, State};
 use crate::core::ledger::Emptied;
+use crate::sync::MutexGuard;
 
 /// The region that is being scanned, and its pages that the agent has reported on since.
 #[derive(Default)]
@@ -126,10 +126,11 @@ pub(crate) mod tests {
     pub(crate) fn client_of(pid: i32, pidfd: PidFd) -> (Client, Conn) {
         let key = DomainKey::named(None, "test");
         let (conn, agent) = Conn::pair().unwrap();
-        let user = Arc::new(User::new(0, u64::MAX, 1));
+        let user = Arc::new(User::new(claims::Owner::of(0), u64::MAX, 1));
         let identity = Identity {
             number: ClientId(1),
             pid,
+            uid: 0,
             user: user.clone(),
             name: "test".into(),
             own: guests::Names::default(),

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::Release;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use wire::{Merge, MergeRun, RegionId, SegmentId, ToAgent, control};
 
 use super::batch::{Batch, PlannedRun, Target};
 use super::{Client, State};
 use crate::core::content::frame::Frame;
 use crate::core::ledger::Entry;
+use crate::sync::Mutex;
 
 /// How long an answer of [`memory_is_sound`] is good for.
 const SOUND_FOR: Duration = Duration::from_millis(10);
@@ -156,48 +156,22 @@ impl Client {
             let _ = self.conn.send(&wire::encode(&ToAgent::DropSegment { segment }), &[]);
         }
     }
+
+    /// Tells the agent to close the segments that its domain did not take: else they would exist
+    /// until it ends, though no page maps them any more. What its socket has no room for is told
+    /// the next time.
+    pub(crate) fn drop_others(&self) {
+        let mut state = self.state();
+        while let Some(&segment) = state.flight.others.last() {
+            // One that was sent since is its domain's.
+            let is_own = state.flight.segments.contains(&segment);
+            if !is_own && self.conn.send(&wire::encode(&ToAgent::DropSegment { segment }), &[]).is_err() {
+                return;
+            }
+            state.flight.others.pop();
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use kmem::PAGE_SIZE;
-    use wire::{PageNo, Run, ToDaemon};
-
-    use super::*;
-    use crate::client::scanning::tests::client;
-    use crate::store::Cursor;
-
-    const ID: RegionId = RegionId(1);
-
-    #[test]
-    fn a_segment_that_an_agent_has_no_descriptor_for_is_not_offered_again() {
-        let (client, agent) = client();
-        let heard = || {
-            let mut packet = vec![0; wire::MAX_MESSAGE];
-            let next = |_| agent.recv(&mut packet, &mut Vec::new()).unwrap();
-            std::iter::repeat(()).map_while(next).count()
-        };
-        let region = ToDaemon::RegionAdded { region: ID, start: 1 << 30, len: 12 * PAGE_SIZE as u64 };
-        client.apply(region, &mut Vec::new()).unwrap();
-        let frame = Cursor::new(&client.domain.store, None).put(&[7; PAGE_SIZE], 1).unwrap();
-        let offer = |page| {
-            assert!(client.domain.store.try_ref(frame));
-            let runs = vec![PlannedRun { run: Run::one(PageNo(page)), target: Target::Frame(frame) }];
-            assert!(client.send_batch(ID, runs).is_ok());
-        };
-        offer(1);
-        assert_eq!(heard(), 2, "the segment and the batch");
-        let segment = client.domain.store.segment(frame).unwrap().id;
-        let users = client.domain.store.users(frame);
-        for _ in 0..2 {
-            client.apply(ToDaemon::SegmentLeftOut { segment, most: 3 }, &mut Vec::new()).unwrap();
-        }
-        (2..6).for_each(offer);
-        assert_eq!((heard(), client.domain.store.users(frame)), (0, users), "nothing is sent, nothing is leaked");
-        let why = client.state().flight.why_left_out().unwrap();
-        assert!(why.contains("room for 3 segments of the store, and 1 more"), "{why}");
-        client.state().flight.close(segment);
-        offer(6);
-        assert_eq!((heard(), client.state().flight.why_left_out()), (2, None), "there may be room again");
-    }
-}
+mod tests;

@@ -7,32 +7,98 @@
 //! directory noted that it made it for this domain ([`crate::world::state_file`]). A segment that
 //! is taken back cannot be written any more; its frames are shared until their last user leaves.
 //!
+//! A segment that is not taken stays as long as pages map it. These are noted, and merge anew, even
+//! those whose content no other page has.
+//!
 //! A clone of a snapshot comes with segments that `pageone snapshot run` has made, and that nobody
 //! can change any more ([`kmem::memfd::require_written`]). It maps them from its beginning.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use kmem::PAGE_SIZE;
 use kmem::pagemap::{Categories, PageRun, Pagemap, Query};
-use kmem::procfs::Maps;
+use kmem::procfs::{MapLine, Maps};
 use kmem::range::Range;
-use wire::{PageNo, RegionId};
+use wire::{PageNo, RegionId, Run, SEGMENT_PAGES, SegmentId};
 
 use crate::client::Client;
+use crate::config::bounds::SLICE;
 use crate::core::content::frame::{Frame, NO_HANDLE};
 use crate::core::content::index::{Place, Seen};
-use crate::core::ledger::Entry;
-use crate::store::Segment;
+use crate::core::ledger::{Entry, Region};
 use crate::store::domain::Domain;
+use crate::store::{Segment, Store};
 use crate::world::shared::Shared;
 
+/// Mappings that are looked at in a turn.
+const LINES: usize = 256;
+
 /// Fills a new client's ledger from its mappings.
+///
+/// It can have very many. What that costs the daemon is bounded by the pages that it announced, the
+/// frames of its domain and its mappings, and done in turns.
 pub(crate) fn rebuild(shared: &Shared, client: &Client, maps: Maps) -> std::io::Result<()> {
-    for part in mapped_parts(client, maps)? {
-        let copied = copied_pages(&client.memory.pagemap, part.range)?;
-        enter_part(shared, client, &part, &copied);
+    let lines = shared.pacer.apart(|| of_segments(maps))?;
+    let mut mapped = Mapped::new(client);
+    lines.chunks(LINES).for_each(|lines| turn(shared, client, || lines.iter().for_each(|line| mapped.add(line))));
+    for (&first, &end) in &mapped.outside.0 {
+        let slices = (first..end).step_by(SLICE as usize);
+        let pin = |from: u32| (from..end.min(from + SLICE)).for_each(|frame| client.domain.store.pin(Frame(frame)));
+        slices.for_each(|from| turn(shared, client, || pin(from)));
+    }
+    let earlier = std::mem::take(&mut mapped.earlier);
+    let mut state = client.state();
+    for (id, runs) in &earlier {
+        // A scan does not find those in swap. They are read in their turn, which brings them back.
+        let region = state.regions.get_mut(id);
+        region.into_iter().for_each(|region| runs.iter().for_each(|&run| region.ages.found_written(run)));
+    }
+    state.flight.earlier = Arc::new(earlier);
+    drop(state);
+    let mut left = &mapped.parts[..];
+    while !left.is_empty() {
+        // The pages of a turn: a segment's at most.
+        let mut pages = 0;
+        let fits = |part: &&Part| {
+            pages += part.range.pages();
+            pages <= SLICE as usize
+        };
+        let count = left.iter().take(LINES).take_while(fits).count().max(1);
+        let (now, later) = left.split_at(count);
+        let copied = || now.iter().map(|part| copied_pages(&client.memory.pagemap, part.range)).collect();
+        let copied: Vec<_> = shared.pacer.apart::<std::io::Result<_>>(copied)?;
+        let enter = |(part, copied): (&Part, &Vec<bool>)| enter_part(shared, client, part, copied);
+        turn(shared, client, || now.iter().zip(&copied).for_each(enter));
+        left = later;
     }
     Ok(())
+}
+
+/// Does a short piece of the work for a client when it is its user's turn. Merging does not wait.
+fn turn(shared: &Shared, client: &Client, work: impl FnOnce()) {
+    shared.users.adoptions.take(client.user.owner, || shared.pacer.apart(work));
+}
+
+/// A mapping of a segment.
+struct Line {
+    range: Range,
+    offset: u64,
+    segment: SegmentId,
+    shared: bool,
+    snapshot: bool,
+}
+
+fn of_segments(maps: Maps) -> std::io::Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    maps.for_each(|line| {
+        if let Some(name) = line.path.strip_prefix("/memfd:pageone:") {
+            let MapLine { range, offset, inode, perms, .. } = *line;
+            let snapshot = name.starts_with("snapshot");
+            lines.push(Line { range, offset, segment: inode, shared: perms.shared, snapshot });
+        }
+    })?;
+    Ok(lines)
 }
 
 /// A part of a region that maps consecutive frames.
@@ -40,44 +106,93 @@ struct Part {
     region: RegionId,
     range: Range,
     first: Frame,
-    /// Kept until the frames' users are counted: a segment without counted users would be closed.
-    _segment: Arc<Segment>,
 }
 
-/// The parts of a client's regions that map segments of its domain. Frames that it maps elsewhere
-/// are pinned: the agent's word of it ([`wire::ToDaemon::Retained`]) may be lost.
-fn mapped_parts(client: &Client, maps: Maps) -> std::io::Result<Vec<Part>> {
-    let mut parts = Vec::new();
-    let state = client.state();
-    maps.for_each(|line| {
-        if !line.path.starts_with("/memfd:pageone:") {
-            return;
+/// Numbers of frames, as ranges that do not touch: the first of each, and the end.
+#[derive(Default)]
+struct Spans(BTreeMap<u32, u32>);
+
+impl Spans {
+    fn add(&mut self, mut first: u32, mut end: u32) {
+        while let Some((&at, &until)) = self.0.range(..=end).next_back().filter(|&(_, &until)| until >= first) {
+            self.0.remove(&at);
+            (first, end) = (first.min(at), end.max(until));
         }
-        let store = &client.domain.store;
-        let Some((first, segment)) = store.hold(line.inode) else { return };
-        let frame = |at: usize| Frame(first.0 + ((line.offset as usize + at - line.range.start) / PAGE_SIZE) as u32);
-        let mut inside = Vec::new();
-        for (&id, region) in &state.regions {
-            let all = Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
-            if let Some(range) = line.range.intersect(&all) {
-                parts.push(Part { region: id, range, first: frame(range.start), _segment: segment.clone() });
-                inside.push(range);
+        self.0.insert(first, end);
+    }
+}
+
+/// What a client maps of its domain's store.
+struct Mapped<'a> {
+    store: &'a Store,
+    /// Its regions, by address.
+    regions: Vec<(Range, RegionId)>,
+    /// Segments that were looked up, with their first frames. They are kept until the frames' users
+    /// are counted: a segment without counted users would be closed.
+    segments: HashMap<SegmentId, Option<(Frame, Arc<Segment>)>>,
+    parts: Vec<Part>,
+    /// Frames that it maps elsewhere. They are pinned: the agent's word of it
+    /// ([`wire::ToDaemon::Retained`]) may be lost.
+    outside: Spans,
+    /// Pages of its regions that map segments which the store does not have.
+    earlier: BTreeMap<RegionId, Vec<Run>>,
+}
+
+impl<'a> Mapped<'a> {
+    fn new(client: &'a Client) -> Self {
+        let range = |region: &Region| Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
+        let state = client.state();
+        let mut regions: Vec<_> = state.regions.iter().map(|(&id, region)| (range(region), id)).collect();
+        regions.sort_unstable_by_key(|(range, _)| range.start);
+        let (segments, parts, outside, earlier) = Default::default();
+        Self { store: &client.domain.store, regions, segments, parts, outside, earlier }
+    }
+
+    /// The regions that have a part of a range, from the last one on. Of regions that overlap,
+    /// which no honest agent announces, some may be missed.
+    fn touching(&self, all: Range) -> impl Iterator<Item = (Range, &(Range, RegionId))> {
+        let end = self.regions.partition_point(|(region, _)| region.start < all.end());
+        let touching = self.regions[..end].iter().rev().take_while(move |(region, _)| region.end() > all.start);
+        touching.filter_map(move |region| Some((all.intersect(&region.0)?, region)))
+    }
+
+    /// Notes a mapping of a segment that the store does not have.
+    fn add_earlier(&mut self, line: &Line) {
+        let page = |region: &Range, address| PageNo(((address - region.start) / PAGE_SIZE) as u32);
+        let run = |(part, (region, id)): (Range, &(Range, RegionId))| {
+            (*id, Run::between(page(region, part.start), page(region, part.end())))
+        };
+        let runs: Vec<_> = self.touching(line.range).map(run).collect();
+        runs.into_iter().for_each(|(region, run)| self.earlier.entry(region).or_default().push(run));
+    }
+
+    fn add(&mut self, line: &Line) {
+        let segment = self.segments.entry(line.segment).or_insert_with(|| self.store.hold(line.segment));
+        let Some(&mut (Frame(first), _)) = segment.as_mut() else {
+            // A snapshot's is there for others, too.
+            if !line.shared && !line.snapshot {
+                self.add_earlier(line);
             }
+            return;
+        };
+        // A mapping may be longer than its file.
+        let len = (SEGMENT_PAGES as usize * PAGE_SIZE).saturating_sub(line.offset as usize);
+        let Some(all) = line.range.intersect(&Range::new(line.range.start, len)) else { return };
+        let frame = |at: usize| first + ((line.offset as usize + at - line.range.start) / PAGE_SIZE) as u32;
+        let inside: Vec<_> = self.touching(all).map(|(range, &(_, id))| (range, id)).collect();
+        let mut after = all.end();
+        for (range, region) in inside {
+            // The agent's own mapping of the segment is a shared one.
+            if !line.shared && range.end() < after {
+                self.outside.add(frame(range.end()), frame(after));
+            }
+            after = after.min(range.start);
+            self.parts.push(Part { region, range, first: Frame(frame(range.start)) });
         }
-        // The agent's own mapping of the segment is a shared one.
-        if !line.perms.shared {
-            pages_outside(line.range, inside).for_each(|at| store.pin(frame(at)));
+        if !line.shared && all.start < after {
+            self.outside.add(frame(all.start), frame(after));
         }
-    })?;
-    Ok(parts)
-}
-
-/// The addresses of the pages of a range that lie in none of `parts`.
-fn pages_outside(range: Range, mut parts: Vec<Range>) -> impl Iterator<Item = usize> {
-    parts.sort_unstable_by_key(|part| part.start);
-    let starts = std::iter::once(range.start).chain(parts.clone().into_iter().map(|part| part.end()));
-    let ends = parts.into_iter().map(|part| part.start).chain(std::iter::once(range.end()));
-    starts.zip(ends).flat_map(|(start, end)| (start..end).step_by(PAGE_SIZE))
+    }
 }
 
 /// Which pages of a mapping of a segment were copied, one for one.
@@ -148,90 +263,4 @@ fn index_frame(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(unsafe_code)] // Maps frames as an agent does.
-
-    use std::os::fd::AsFd;
-    use std::time::{Duration, Instant};
-
-    use kmem::memfd::{self, MemfdError};
-    use kmem::mm;
-    use wire::SEGMENT_PAGES;
-
-    use super::*;
-    use crate::client::scanning::tests::client;
-    use crate::store::Cursor;
-    use crate::world::shared::tests::shared;
-
-    #[test]
-    fn frames_that_a_client_maps_outside_of_its_regions_are_kept_when_it_comes_back() {
-        let (client, _agent) = client();
-        let store = &client.domain.store;
-        let mut cursor = Cursor::new(store, None);
-        let frames: Vec<_> = (1..=6).map(|byte| cursor.put(&[byte; PAGE_SIZE], 1).unwrap()).collect();
-        assert!(frames.is_sorted_by_key(|frame| frame.0) && frames[5].0 - frames[0].0 == 5, "one run");
-        let place = mm::map_anonymous(6 * PAGE_SIZE).unwrap();
-        let all = Range::new(place, 6 * PAGE_SIZE);
-        let offset = (frames[0].slot().index() * PAGE_SIZE) as u64;
-        let segment = store.segment(frames[0]).unwrap();
-        // SAFETY: only this test knows the memory, and nothing refers to it.
-        unsafe { mm::map_fixed_private(segment.fd(), all, offset) }.unwrap();
-        // Two pages are a region: the message that the others left in place is lost.
-        client
-            .state()
-            .regions
-            .insert(RegionId(1), crate::core::ledger::Region::new((place + 2 * PAGE_SIZE) as u64, 2).unwrap());
-        let parts = mapped_parts(&client, Maps::open(None).unwrap()).unwrap();
-        assert_eq!(
-            parts.iter().map(|part| (part.range.start, part.first)).collect::<Vec<_>>(),
-            [(place + 2 * PAGE_SIZE, frames[2])]
-        );
-        assert_eq!(store.usage().pinned, 4);
-        // SAFETY: the memory is this test's alone, and nothing refers to it.
-        unsafe { mm::unmap(all) }.unwrap();
-    }
-
-    #[test]
-    fn frames_of_a_snapshot_are_merged_with_as_long_as_a_page_maps_one() {
-        let shared = shared();
-        let (client, _agent) = client();
-        let (domain, len) = (&client.domain, SEGMENT_PAGES as usize * PAGE_SIZE);
-        let fd = memfd::create_written("pageone:snapshot", len, |fd| {
-            for page in [4, 5] {
-                let written = rustix::io::pwrite(fd, &[page as u8; PAGE_SIZE], page * PAGE_SIZE as u64);
-                written.map_err(MemfdError::Seal)?;
-            }
-            Ok::<(), MemfdError>(())
-        })
-        .unwrap();
-        let held = domain.store.adopt_snapshot(memfd::identity(&fd).unwrap().ino, fd.try_clone().unwrap()).unwrap();
-        let (first, _) = domain.store.hold(held.id).unwrap();
-        let range = Range::new(mm::map_anonymous(3 * PAGE_SIZE).unwrap(), 3 * PAGE_SIZE);
-        // SAFETY: only this test knows the memory, and nothing refers to it.
-        unsafe { mm::map_fixed_private(fd.as_fd(), range, 4 * PAGE_SIZE as u64) }.unwrap();
-        client.state().regions.insert(RegionId(1), crate::core::ledger::Region::new(range.start as u64, 3).unwrap());
-        rebuild(&shared, &client, Maps::open(None).unwrap()).unwrap();
-        let frames = [4, 5, 6].map(|slot| Frame(first.0 + slot));
-        let entry = |page| client.state().regions[&RegionId(1)].entry(PageNo(page));
-        assert_eq!([0, 1, 2].map(entry), frames.map(Entry::Merged));
-        let known = |byte: u8| {
-            let digest = domain.digest(&[byte; PAGE_SIZE]);
-            domain.index.see(digest, Place::Below(1))
-        };
-        // The client writes to the first page. A page with its content finds the frame again.
-        domain.release(frames[0]);
-        let Some(Seen::Known(handle)) = known(4) else { panic!("it was forgotten") };
-        let digest = domain.digest(&[4; PAGE_SIZE]);
-        assert_eq!(domain.index.place(handle, digest), Some(Place::Frame(frames[0])));
-        assert!(domain.store.try_ref(frames[0]));
-        assert_eq!(known(0), Some(Seen::First(2)), "no frame is zeros");
-        // Nobody maps a frame any more: the segment goes, and nothing names its frames.
-        drop(held);
-        let tidy = || domain.tidy(Instant::now(), Duration::from_secs(1));
-        frames.into_iter().for_each(|frame| domain.release(frame));
-        assert_eq!(tidy().len(), 1);
-        assert!(matches!(known(4), Some(Seen::First(_))) && domain.store.segment_ids().is_empty());
-        // SAFETY: the memory is this test's alone, and nothing refers to it.
-        unsafe { mm::unmap(range) }.unwrap();
-    }
-}
+mod tests;

@@ -1,50 +1,28 @@
 //! The engine as the program has it: starting and stopping.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use kmem::seqpacket::Listener;
-use parking_lot::Mutex;
 
 use crate::backend::agent::pass::{self, Buffers};
 use crate::backend::lend;
 use crate::backend::module::Files;
 use crate::client::Client;
 use crate::config::{Changes, Config};
+use crate::daemon::place::{Place, StartError, io_error};
 use crate::daemon::service::Service;
+use crate::sync::Mutex;
 use crate::world::shared::Shared;
 use crate::world::stall::{Slot, TICK};
 use crate::world::state_file::{STATE_FILE, StateFile};
 
-/// The name of the agents' socket in the daemon's directory.
-pub const AGENT_SOCKET: &str = "agent.sock";
-
-/// Why the engine could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// Another daemon serves this directory.
-    #[error("another daemon is running in {0}; stop it first, or give this one a directory of its own (--dir)")]
-    SecondDaemon(std::path::PathBuf),
-    /// Something about the directory or the sockets.
-    #[error("cannot {what} {path}: {source}")]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// On what.
-        path: std::path::PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-}
-
-fn io_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> StartError {
-    let path = path.to_path_buf();
-    move |source| StartError::Io { what, path, source }
-}
+/// How long further clients may end before the memory of all goes back to the kernel.
+const TRIM_AFTER: Duration = Duration::from_secs(1);
+/// Bytes of ledgers from which on that is worth the time.
+const TRIM_FROM: u64 = 1 << 20;
 
 /// A running engine.
 pub struct Engine {
@@ -53,7 +31,7 @@ pub struct Engine {
     service: Mutex<Option<JoinHandle<()>>>,
     workers: Arc<Workers>,
     pub(crate) files: Arc<Files>,
-    lock: OwnedFd,
+    pub(crate) place: Arc<Place>,
 }
 
 impl Engine {
@@ -63,23 +41,12 @@ impl Engine {
     ///
     /// [`StartError`]: another daemon serves the directory, or something there cannot be made.
     pub fn start(config: Config) -> Result<Self, StartError> {
-        use std::os::unix::fs::DirBuilderExt;
-        let directory = config.directory.clone();
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&directory)
-            .map_err(io_error("create", &directory))?;
-        let lock = take_lock(&directory)?;
-        let socket = directory.join(AGENT_SOCKET);
-        match std::fs::remove_file(&socket) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io_error("replace", &socket)(e)),
-            _ => {}
-        }
-        // Any user may connect: each gets a domain of its own.
-        let listener = Listener::bind(&socket, 0o666).map_err(io_error("listen on", &socket))?;
-        let state_file = StateFile::load(&directory).map_err(io_error("read", &directory.join(STATE_FILE)))?;
-        let watch = |e: rustix::io::Errno| io_error("watch", &socket)(e.into());
+        kmem::mm::map_large_pieces();
+        let place = Arc::new(Place::take(config.directory.clone())?);
+        let directory = &place.directory;
+        let listener = place.listen()?;
+        let state_file = StateFile::load(directory).map_err(io_error("read", &directory.join(STATE_FILE)))?;
+        let watch = |e: rustix::io::Errno| io_error("watch", directory)(e.into());
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let eventfd = || rustix::event::eventfd(0, flags).map(Arc::new).map_err(watch);
         let (wake, news) = (eventfd()?, eventfd()?);
@@ -92,6 +59,7 @@ impl Engine {
         files.news();
         let mut service =
             Service::new(shared.clone(), files.clone(), listener, [wake.clone(), news], reaper).map_err(watch)?;
+        service.listens_in(place.clone());
         let workers = Arc::new(Workers {
             shared: shared.clone(),
             threads: Mutex::default(),
@@ -105,7 +73,7 @@ impl Engine {
             let watched = workers.clone();
             workers.threads.lock().push((None, spawn("watch", move || watched.watch())?));
             // Ends with the service thread.
-            let reaper = spawn("reaper", move || gone.iter().for_each(|client| client.reap()))?;
+            let reaper = spawn("reaper", move || reap(&gone))?;
             workers.threads.lock().push((None, reaper));
             let (of_files, of_engine) = (files.clone(), shared.clone());
             workers.threads.lock().push((None, spawn("files", move || lend::run(&of_files, &of_engine))?));
@@ -116,8 +84,8 @@ impl Engine {
         if let Some(why) = crate::backend::module::no_agents() {
             tracing::warn!("no agents: {why}");
         }
-        let service = Mutex::new(Some(start().map_err(io_error("start threads for", &directory))?));
-        Ok(Self { shared, wake, service, workers, files, lock })
+        let service = Mutex::new(Some(start().map_err(io_error("start threads for", directory))?));
+        Ok(Self { shared, wake, service, workers, files, place })
     }
 
     /// Puts other settings in effect; clients stay connected and merged. `config` must have passed
@@ -147,27 +115,15 @@ impl Engine {
             let _ = service.join();
         }
         self.workers.join();
-        // A thread that is held up in a client's memory keeps the process, and its descriptors.
-        let _ = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
+        #[cfg(feature = "lock-times")]
+        crate::sync::tell();
+        self.place.leave();
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// Only one daemon serves a directory; the lock goes with its process.
-fn take_lock(directory: &Path) -> Result<OwnedFd, StartError> {
-    use rustix::fs::{FlockOperation, Mode, OFlags};
-    let path = directory.join("daemon.lock");
-    let file = rustix::fs::open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
-        .map_err(|e| io_error("open", &path)(e.into()))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::SecondDaemon(directory.to_path_buf())),
-        Err(e) => Err(io_error("lock", &path)(e.into())),
     }
 }
 
@@ -207,17 +163,17 @@ impl Workers {
     fn watch(&self) {
         while self.shared.queue.wait_for_work() {
             std::thread::sleep(TICK);
-            self.shared.stalls.look(|uid, time| {
+            self.shared.stalls.look(|user, time| {
                 let mut told = self.told.lock();
                 if told.is_none_or(|told| told.elapsed() >= SILENCE) {
                     *told = Some(Instant::now());
                     tracing::warn!(
-                        uid,
+                        uid = %user,
                         "a worker is held up in the memory of a client of this user for {} ms; another takes its place",
                         time.as_millis()
                     );
                 }
-                self.shared.queue.set_aside(uid);
+                self.shared.queue.set_aside(user);
                 if let Err(e) = self.spawn() {
                     tracing::error!("cannot start a worker; there is one fewer: {e}");
                 }
@@ -237,17 +193,35 @@ impl Workers {
     }
 }
 
+/// Takes back what clients held that have ended. Threads that live on have allocated it, and malloc
+/// would keep most of it.
+fn reap(gone: &Receiver<Arc<Client>>) {
+    let mut bytes = 0;
+    while let Ok(first) = gone.recv() {
+        let end = Instant::now() + TRIM_AFTER;
+        bytes += first.reap();
+        drop(first);
+        while let Ok(client) = gone.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            bytes += client.reap();
+        }
+        if bytes >= TRIM_FROM {
+            kmem::mm::trim_heap();
+            bytes = 0;
+        }
+    }
+}
+
 /// A worker: takes one client after the other, for one pass each, until another has its place.
 fn work(shared: &Shared, slot: &Slot) {
     let mut buffers = Buffers::new();
     while let Some((client, kind)) = shared.queue.take() {
         pass::run(shared, &client, &mut buffers, kind);
         if slot.is_replaced() {
-            shared.queue.returned(client.user.uid);
+            shared.queue.returned(client.user.owner);
             return shared.queue.done(client);
         }
         shared.charge_agents();
-        shared.pacer.pause(client.user.uid, || shared.stopping());
+        shared.pacer.pause(client.user.owner, || shared.stopping());
         shared.queue.done(client);
     }
 }

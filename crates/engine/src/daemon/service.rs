@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use claims::Owner;
 use kmem::seqpacket::{Conn, Listener};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -33,6 +34,7 @@ use crate::client::link::Link;
 use crate::client::{Client, Next, ProtocolError};
 use crate::config::bounds::CLOSING_OF_USER;
 use crate::core::content::index::ClientId;
+use crate::daemon::place::Place;
 use crate::users::{Received, User, log_of};
 use crate::world::queue::Pass;
 use crate::world::shared::Shared;
@@ -87,11 +89,20 @@ fn receive(
     }
 }
 
+/// How agents reach the daemon.
+struct Accepting {
+    listener: Listener,
+    /// Nothing is accepted until then.
+    rests: Option<Instant>,
+    /// Where another listener is made if somebody deletes this one's file.
+    place: Option<Arc<Place>>,
+}
+
 pub(super) struct Service {
     shared: Arc<Shared>,
     files: Arc<Files>,
     epoll: OwnedFd,
-    listener: Listener,
+    accepting: Accepting,
     wake: Arc<OwnedFd>,
     handshakes: HashMap<u32, Handshake>,
     next_handshake: u32,
@@ -125,7 +136,7 @@ impl Service {
             shared,
             files,
             epoll,
-            listener,
+            accepting: Accepting { listener, rests: None, place: None },
             wake,
             handshakes: HashMap::new(),
             next_handshake: 0,
@@ -138,13 +149,18 @@ impl Service {
         })
     }
 
+    /// If somebody deletes the listener's file, another listener is made in this place.
+    pub(super) fn listens_in(&mut self, place: Arc<Place>) {
+        self.accepting.place = Some(place);
+    }
+
     pub(super) fn run(&mut self) {
         let mut periods = Periods::new(self.shared.config().period(), Instant::now());
         let mut events = Vec::with_capacity(EVENTS);
         while !self.shared.stopping() {
             periods.set(self.shared.config().period(), Instant::now());
             let scans = periods.wake(Instant::now());
-            let next = [self.next_reclaim, self.next_expiry(), self.admissions.rests]
+            let next = [self.next_reclaim, self.next_expiry(), self.accepting.rests]
                 .into_iter()
                 .flatten()
                 .fold(scans, Instant::min);
@@ -167,8 +183,8 @@ impl Service {
             self.round(ready);
             self.expire_handshakes();
             let now = Instant::now();
-            if self.admissions.rests.take_if(|until| now >= *until).is_some() && !self.watch(&self.listener, LISTENER) {
-                self.admissions.rests = Some(now + REST);
+            if self.accepting.rests.is_some_and(|until| now >= until) {
+                self.watch_listener();
             }
             if self.next_reclaim.is_some_and(|next| now >= next) {
                 self.next_reclaim = sweeps::tick(&self.shared);
@@ -176,29 +192,29 @@ impl Service {
             if periods.begin(now, || self.users()) {
                 self.period();
             }
-            if let Some(scans) = periods.scans(|uid| self.has_passes(uid)) {
+            if let Some(scans) = periods.scans(|owner| self.has_passes(owner)) {
                 self.scan(&scans);
             }
         }
     }
 
     /// The users that have something to scan.
-    fn users(&self) -> BTreeSet<u32> {
-        let clients = self.shared.clients().into_iter().map(|client| client.user.uid);
+    fn users(&self) -> BTreeSet<Owner> {
+        let clients = self.shared.clients().into_iter().map(|client| client.user.owner);
         clients.chain(Files::has_mounts().then_some(module::USER)).collect()
     }
 
     /// Whether passes of a user's clients wait or are under way. A scan that the CPU limit holds up
     /// puts the user's next one off; a worker that is stuck does not.
-    fn has_passes(&self, uid: u32) -> bool {
-        let files = uid == module::USER && self.files.is_busy();
-        (files || self.shared.queue.is_busy(uid)) && self.shared.pacer.is_busy(uid, STUCK)
+    fn has_passes(&self, owner: Owner) -> bool {
+        let files = owner == module::USER && self.files.is_busy();
+        (files || self.shared.queue.is_busy(owner)) && self.shared.pacer.is_busy(owner, STUCK)
     }
 
     /// Requests scans of these users' clients.
     fn scan(&self, scans: &Scans) {
-        self.shared.pacer.begin_scan(&scans.users, scans.round, |uid| self.shared.queue.is_busy(uid));
-        for client in self.shared.clients().iter().filter(|client| scans.users.contains(&client.user.uid)) {
+        self.shared.pacer.begin_scan(&scans.users, scans.round, |owner| self.shared.queue.is_busy(owner));
+        for client in self.shared.clients().iter().filter(|client| scans.users.contains(&client.user.owner)) {
             self.shared.queue.ask(client, Pass::Scan);
         }
         if scans.users.contains(&module::USER) {
@@ -236,8 +252,14 @@ impl Service {
     /// is watched would wake this thread again at once.
     fn rest(&mut self, why: &std::io::Error) {
         tracing::warn!("no connection can be accepted: {why}; tried again in {} s", REST.as_secs());
-        self.unwatch(&self.listener);
-        self.admissions.rests = Some(Instant::now() + REST);
+        self.unwatch(&self.accepting.listener);
+        self.accepting.rests = Some(Instant::now() + REST);
+    }
+
+    /// Accepts from now on, or tries again after a rest.
+    fn watch_listener(&mut self) {
+        let is_watched = self.watch(&self.accepting.listener, LISTENER);
+        self.accepting.rests = (!is_watched).then(|| Instant::now() + REST);
     }
 
     fn unwatch(&self, fd: impl AsFd) {
@@ -247,9 +269,15 @@ impl Service {
     /// A merge period begins: tidies stores.
     fn period(&mut self) {
         let now = Instant::now();
+        if let Some(listener) = self.accepting.place.as_ref().and_then(|place| place.listen_again()) {
+            self.unwatch(&self.accepting.listener);
+            self.accepting.listener = listener;
+            self.watch_listener();
+        }
         self.reap_the_gone(&self.shared.clients());
         self.shared.users.tidy();
         let clients = self.shared.clients();
+        clients.iter().for_each(|client| client.drop_others());
         let mut all_closed = Vec::new();
         for domain in self.shared.domains() {
             let closed = domain.tidy(now, self.shared.config().period());

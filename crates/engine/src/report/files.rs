@@ -11,6 +11,7 @@ use crate::backend::module::mounts::OfMount;
 use crate::backend::module::{File, Owner};
 use crate::core::ledger::PAGES;
 use crate::report::why::{Known, why};
+use crate::world::headroom::View;
 
 const PAGE: i64 = kmem::PAGE_SIZE as i64;
 /// Bytes of kernel memory for one merged page, measured (docs/design/module.md).
@@ -18,7 +19,7 @@ const MERGED_BYTES: i64 = 9;
 
 /// What is the same for all files.
 pub(super) struct OfHost<'a> {
-    pub(super) paused: Option<&'a str>,
+    pub(super) headroom: &'a View,
     pub(super) cpu_limit: Option<f64>,
 }
 
@@ -55,7 +56,7 @@ pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<(DomainStatu
 /// not known: so only who may see all sees them.
 pub(super) fn left_out(mounts: &[OfMount], access: &Access) -> Vec<RefusedStatus> {
     let seen = mounts.iter().filter(|_| *access == Access::All);
-    let users = seen.flat_map(|mount| mount.left_out.iter().map(move |(&uid, files)| (mount, uid, files)));
+    let users = seen.flat_map(|mount| mount.left_out.iter().map(move |(owner, files)| (mount, owner.number(), files)));
     let of = |(mount, uid, files): (&OfMount, u32, &u64)| RefusedStatus {
         uid,
         name: format!("files of {}", mount.name),
@@ -95,7 +96,7 @@ fn client(file: &File, host: &OfHost<'_>) -> (ClientStatus, Option<Arc<Owner>>) 
         refused: refused.as_deref(),
         limited: limited.as_deref().map(|text| (Reason::Scattered, text)),
         is_pinned: state.plain == Some(Plain::Pinned),
-        host_paused: host.paused,
+        host_paused: host.headroom.pauses(file.who()),
         due: state.region.due(),
         cpu_limit: host.cpu_limit,
         ..Known::default()
@@ -149,7 +150,13 @@ mod tests {
     fn files_that_are_left_out_are_told_to_who_may_see_all_and_to_nobody_else() {
         let (stats, files) = Default::default();
         let contents = Arc::new(Contents::new(Seed::random()));
-        let mounts = [OfMount { name: "/mnt/a".into(), stats, contents, files, left_out: [(1000, 7)].into() }];
+        let mounts = [OfMount {
+            name: "/mnt/a".into(),
+            stats,
+            contents,
+            files,
+            left_out: [(claims::Owner::of(1000), 7)].into(),
+        }];
         let told = left_out(&mounts, &Access::All);
         assert!(told.len() == 1 && told[0].uid == 1000 && told[0].reason.starts_with("7 files"), "{told:?}");
         // Another tenant's processes may have the same user.

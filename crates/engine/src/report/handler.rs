@@ -43,6 +43,10 @@ impl Handler for Engine {
     type Detaching = Detaching;
     type Freeze = Freeze;
 
+    fn is_in_place(&self) -> bool {
+        !self.ended() && self.place.is_ours()
+    }
+
     fn access(&self, peer: &Peer) -> Access {
         Access::of(&self.shared.config().tenants, peer)
     }

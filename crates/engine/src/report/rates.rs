@@ -12,12 +12,12 @@
 use std::time::Instant;
 
 use control::{DirtyStatus, Heat, Window};
-use parking_lot::MutexGuard;
 
 use crate::access::Access;
 use crate::backend::agent::scan::ScanFor;
 use crate::client::link::Link;
 use crate::client::{Client, State};
+use crate::sync::MutexGuard;
 use crate::world::shared::Shared;
 
 /// Lengths of the windows in which distinct pages are counted, in tenths of a second.

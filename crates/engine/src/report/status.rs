@@ -2,9 +2,10 @@
 //!
 //! Every client is read under its own lock, one after the other, so the sums are not of one moment.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use control::{
     ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, Reason, RefusedStatus, Remarks, Status,
@@ -13,10 +14,11 @@ use control::{
 use crate::access::Access;
 use crate::backend::module::{Files, Owner};
 use crate::client::{Client, State};
+use crate::config::bounds::REFUSALS;
 use crate::report::why::{Known, why};
 use crate::store::domain::Domain;
-use crate::users::Refused;
-use crate::world::headroom::Demand;
+use crate::users::{Refused, User};
+use crate::world::headroom::View;
 use crate::world::shared::{Shared, Sums};
 
 /// Bytes of kernel memory for one mapping (`vm_area_struct`), measured.
@@ -29,7 +31,7 @@ pub(super) fn status(shared: &Shared, files: &Files, access: &Access) -> Status 
     let of_host = OfHost {
         mappings_limit: kmem::procfs::max_map_count().unwrap_or(0) as u32,
         cpu_limit: shared.pacer.binding_limit(),
-        paused: shared.headroom().short,
+        headroom: shared.headroom(),
     };
     let mut status = Status {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -41,17 +43,13 @@ pub(super) fn status(shared: &Shared, files: &Files, access: &Access) -> Status 
     };
     let config = shared.config();
     let rules = &config.tenants;
-    for user in shared.users.all() {
-        let covers = |one: &Refused| access.covers_process(rules, user.uid, one.pid, || one.lives());
-        let told = user.refused().into_iter().filter(covers);
-        status.refused.extend(told.map(|refused| refused_status(user.uid, refused)));
-    }
-    let mut unmerged = gone.unmerged;
+    let covers = |one: &Refused| access.covers_process(rules, one.uid, one.pid, || one.lives());
+    let of_user = |user: Arc<User>| user.refused().into_iter().filter(covers).map(refused_status).collect();
+    (status.refused, status.refused_left_out) = latest(shared.users.all().into_iter().map(of_user));
     for domain in shared.domains() {
         let of_domain = || clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
-        let (mut out, totals) = domain_status(shared, &of_host, &domain, of_domain(), &mut status.metrics);
+        let mut out = domain_status(shared, &of_host, &domain, of_domain(), &mut status.metrics);
         status.metrics += &out.metrics;
-        unmerged += totals;
         out.clients.iter().for_each(|client| status.writer_stall += &client.writer_stall);
         // In this order they were told. By their numbers an ended one could be taken for another.
         let mut seen = of_domain().map(|client| access.covers_client(client));
@@ -61,7 +59,7 @@ pub(super) fn status(shared: &Shared, files: &Files, access: &Access) -> Status 
         }
     }
     add_files(shared, files, &mut status, &of_host, access);
-    headroom(shared, &mut status, unmerged + shared.headroom.below.unmerged.load(Relaxed));
+    headroom(&of_host.headroom, &mut status);
     status
 }
 
@@ -70,7 +68,7 @@ fn add_files(shared: &Shared, files: &Files, status: &mut Status, of_host: &OfHo
     let mounts = files.tell();
     let config = shared.config();
     let rules = &config.tenants;
-    let host = super::files::OfHost { paused: of_host.paused.as_deref(), cpu_limit: of_host.cpu_limit };
+    let host = super::files::OfHost { headroom: &of_host.headroom, cpu_limit: of_host.cpu_limit };
     let covers = |owner: Option<&Owner>| match owner {
         Some(owner) => access.covers_process(rules, owner.uid, owner.pid, || owner.lives()),
         None => *access == Access::All,
@@ -96,7 +94,7 @@ fn add_files(shared: &Shared, files: &Files, status: &mut Status, of_host: &OfHo
 }
 
 /// Whether the host could give back what was saved.
-fn headroom(shared: &Shared, status: &mut Status, unmerged_pages: u64) {
+fn headroom(view: &View, status: &mut Status) {
     let metrics = &mut status.metrics;
     metrics.unmerge_bytes = (metrics.pages_sharing + metrics.pages_zero + metrics.pages_recycled) * PAGE as u64;
     let memory = kmem::procfs::meminfo().ok();
@@ -104,25 +102,34 @@ fn headroom(shared: &Shared, status: &mut Status, unmerged_pages: u64) {
     metrics.memory_available_bytes = memory.map(|memory| memory.available_kib << 10);
     metrics.swap_free_bytes = memory.map(|memory| memory.swap_free_kib << 10);
     let available = memory.map(|memory| (memory.available_kib + memory.swap_free_kib) << 10);
+    // Of the one reading whose bytes are shown beside it.
+    metrics.unmerge_headroom_seconds = available.and_then(|available| view.seconds(available));
     metrics.unmerge_headroom_bytes = available.map(|available| available as i64 - metrics.unmerge_bytes as i64);
-    let demand = Demand { unmerge_bytes: metrics.unmerge_bytes, unmerged_pages };
-    let view = shared.headroom.look_anew(Instant::now(), &shared.config(), demand, available);
     metrics.unmerge_bytes_per_second = view.bytes_per_second;
-    metrics.unmerge_headroom_seconds = view.seconds();
     metrics.headroom_is_short = view.short.is_some();
-    status.paused = view.short;
+    status.paused = view.short.clone();
 }
 
 /// What is the same for all clients.
 struct OfHost {
     mappings_limit: u32,
     cpu_limit: Option<f64>,
-    /// Why nothing is merged.
-    paused: Option<String>,
+    headroom: Arc<View>,
 }
 
-fn refused_status(uid: u32, refused: Refused) -> RefusedStatus {
-    let Refused { pid, name, reason, times, .. } = refused;
+/// The latest refused clients, the same number of each user: as many as there is room for, and how
+/// many more there are.
+fn latest(users: impl Iterator<Item = Vec<RefusedStatus>>) -> (Vec<RefusedStatus>, u64) {
+    let mut rows: Vec<_> = users.flat_map(|of_user| of_user.into_iter().rev().enumerate()).collect();
+    rows.sort_by_key(|&(newer, _)| newer);
+    let left_out = rows.len().saturating_sub(REFUSALS);
+    rows.truncate(REFUSALS);
+    rows.sort_by_key(|&(newer, ref row)| (row.uid, Reverse(newer)));
+    (rows.into_iter().map(|(_, row)| row).collect(), left_out as u64)
+}
+
+fn refused_status(refused: Refused) -> RefusedStatus {
+    let Refused { uid, pid, name, reason, times, .. } = refused;
     RefusedStatus { uid, pid, name, reason, times }
 }
 
@@ -153,7 +160,7 @@ fn domain_status<'a>(
     domain: &Domain,
     clients: impl Iterator<Item = &'a Arc<Client>>,
     host: &mut HostMetrics,
-) -> (DomainStatus, u64) {
+) -> DomainStatus {
     let usage = domain.store.usage();
     let mut metrics = DomainMetrics {
         segments: usage.segments,
@@ -168,13 +175,11 @@ fn domain_status<'a>(
         ..DomainMetrics::default()
     };
     let mut out = DomainStatus { name: domain.key.to_string(), paused: domain.paused(), ..DomainStatus::default() };
-    let mut unmerged = 0;
     for client in clients {
         let one = {
             let state = client.state();
             host.pages_merged_total += state.totals.merged + state.totals.zeroed;
             host.scans_total += state.totals.full_scans;
-            unmerged += state.totals.unmerged;
             client_status(shared, of_host, client, &state, out.paused.as_deref())
         };
         metrics += &one.metrics;
@@ -198,7 +203,7 @@ fn domain_status<'a>(
         false => out.clients.iter().map(|client| client.metrics.general_profit).sum(),
     };
     out.metrics = metrics;
-    (out, unmerged)
+    out
 }
 
 /// Takes what a domain costs as a whole off its clients' profits: from each by its part of the
@@ -258,7 +263,7 @@ fn client_status(
     let pool = recycling.as_ref().map_or(0, |recycling| recycling.metrics.pool_bytes as i64);
     // The domain's costs, its frames among them, come off later.
     metrics.general_profit = saved as i64 * PAGE - client_cost(state) - pool;
-    let refused = state.refusals.why.clone().or_else(|| shared.stalls.why(client.user.uid));
+    let refused = state.refusals.why.clone().or_else(|| shared.stalls.why(client.user.owner));
     let limited = state.flight.why_left_out();
     let known = Known {
         pid: client.pid,
@@ -267,7 +272,7 @@ fn client_status(
         is_frozen: state.tracking.is_frozen(),
         is_pinned: state.refusals.is_pinned,
         refused: refused.as_deref(),
-        host_paused: of_host.paused.as_deref(),
+        host_paused: of_host.headroom.pauses(Some(client.user.owner)),
         domain_paused,
         limited: limited.as_deref().map(|text| (Reason::Files, text)),
         cooling: state.schedule.direct_io.why().map(String::as_str),
@@ -279,7 +284,7 @@ fn client_status(
     ClientStatus {
         pid: client.pid,
         name: client.name.clone(),
-        uid: client.user.uid,
+        uid: client.uid,
         manager: client.verdict.manager.map(str::to_owned),
         guest: client.verdict.guest.clone(),
         guest_name: client.verdict.name.clone(),
@@ -321,11 +326,14 @@ fn outdated(client: &Client, state: &State) -> Option<String> {
 
 /// Bytes that managing a client costs, without its recycler's pool.
 fn client_cost(state: &State) -> i64 {
-    // The agent's own bitmap is one bit a page.
-    let regions = state.regions.values().map(|region| region.bytes() as i64 + i64::from(region.pages) / 8);
+    // The agent's own bitmaps are three bits a page.
+    let regions = state.regions.values().map(|region| region.bytes() as i64 + i64::from(region.pages) * 3 / 8);
     regions.sum::<i64>() + i64::from(state.budget.more_maps()) * MAPPING_BYTES
 }
 
 fn own_cpu() -> Duration {
     kmem::procfs::cpu_time(std::process::id() as i32).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

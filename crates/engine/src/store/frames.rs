@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use kmem::PAGE_SIZE;
 use kmem::memfd;
 use kmem::uffd::Uffd;
-use parking_lot::{Mutex, RwLock};
 use wire::{SEGMENT_PAGES, SegmentId};
 
 use super::error::GrowError;
@@ -16,6 +15,7 @@ use super::free::{Free, HUGE, Piece};
 use super::place::{LEN, SegmentFiles};
 use super::segment::{MOST_SEGMENTS, Memory, PINNED, Segment};
 use crate::core::content::frame::{Frame, NO_HANDLE};
+use crate::sync::{Mutex, RwLock};
 
 /// Pieces that are punched at a time: 1 GiB.
 const MOST_PUNCHES: usize = 512;

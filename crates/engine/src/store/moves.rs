@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::Instant;
 
-use parking_lot::{Mutex, RwLock};
-
 use super::free::Piece;
 use crate::core::content::frame::Frame;
+use crate::sync::{Mutex, RwLock};
 
 /// The evacuations of a domain's store.
 #[derive(Default)]

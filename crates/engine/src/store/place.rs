@@ -11,9 +11,10 @@ use std::sync::{Arc, Weak};
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, StoreFile};
 use kmem::pageonefs::{self, Mount, Payer, Store as KernelStore};
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::{SEGMENT_PAGES, SegmentId};
+
+use crate::sync::Mutex;
 
 use super::error::GrowError;
 

@@ -18,6 +18,11 @@ pub(super) enum FileError {
     Io { path: PathBuf, source: io::Error },
     #[error("{path} does not count: others than root can write it; `chown root` and `chmod go-w` it")]
     Writable { path: PathBuf },
+    #[error(
+        "{path} does not count: others can keep files there, and it is older than its process; if the clock was set since, \
+         restart libvirtd, which writes it anew"
+    )]
+    Old { path: PathBuf },
     #[error("{path} does not count: it has more than 1 MiB, or is no text")]
     NoText { path: PathBuf },
 }
@@ -47,10 +52,15 @@ pub(super) fn read_since(path: &Path, since: Option<SystemTime>) -> Result<Strin
     let file = file.map_err(|e| cannot(e.into()))?;
     let meta = file.metadata().map_err(cannot)?;
     let directory = path.parent().map(|directory| directory.metadata()).transpose().map_err(cannot)?;
-    let is_new = || since.is_some_and(|since| meta.modified().is_ok_and(|written| written >= since));
-    let may_be_there = directory.is_some_and(|directory| is_trusted(&directory)) || is_new();
-    if !is_trusted(&meta) || !may_be_there {
-        return Err(FileError::Writable { path: path.into() });
+    let writable = || FileError::Writable { path: path.into() };
+    if !is_trusted(&meta) {
+        return Err(writable());
+    }
+    if !directory.is_some_and(|directory| is_trusted(&directory)) {
+        let since = since.ok_or_else(writable)?;
+        if meta.modified().map_err(cannot)? < since {
+            return Err(FileError::Old { path: path.into() });
+        }
     }
     let no_text = || FileError::NoText { path: path.into() };
     match claims::up_to(file, MOST) {

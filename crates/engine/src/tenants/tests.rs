@@ -182,6 +182,8 @@ fn files_that_others_can_write_do_not_count() {
     mode(XML, 0o600);
     host.write("proc/stat", format!("btime {}\n", now));
     assert_eq!(host.tenant(), own, "a stale file, kept there by somebody");
+    let why = judge(&[], host.find()).unknown.unwrap();
+    assert!(why.contains("if the clock was set since, restart libvirtd"), "{why}");
     mode("run/libvirt/qemu", 0o755);
     assert_eq!(host.tenant(), format!("project:{PROJECT}"));
     fs::rename(host.path(XML), host.path("elsewhere")).unwrap();

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn what_a_user_takes_is_bounded_and_given_back() {
-    let user = Arc::new(User::new(7, 1000, 2));
+    let user = Arc::new(User::new(Owner::of(7), 1000, 2));
     let pages = user.claim(Kind::Pages, 600).unwrap();
     let over = user.claim(Kind::Pages, 401).err().unwrap();
     assert!(over.to_string().contains("uid 7") && over.to_string().contains("user_memory"), "{over}");
@@ -11,7 +11,7 @@ fn what_a_user_takes_is_bounded_and_given_back() {
     drop((pages, rest));
     assert_eq!(user.taken(Kind::Pages), 0);
     let clients: Vec<_> = (0..2).map(|_| user.claim(Kind::Clients, 1).unwrap()).collect();
-    assert_eq!(user.claim(Kind::Clients, 1).err(), Some(OverBound::Clients { uid: 7, most: 2 }));
+    assert_eq!(user.claim(Kind::Clients, 1).err(), Some(OverBound::Clients { user: Owner::of(7), most: 2 }));
     drop(clients);
     for (kind, most, words) in [
         (Kind::Handshakes, HANDSHAKES_OF_USER, "256 connections of uid 7 wait to introduce themselves"),
@@ -46,20 +46,28 @@ fn scans_are_shared_by_user_and_then_by_client() {
 
 #[test]
 fn refused_clients_are_listed_once_and_the_log_is_bounded() {
-    let user = User::new(7, 0, 0);
+    let user = User::new(Owner::of(7), 0, 0);
     let pid = std::process::id() as i32;
-    (0..100).for_each(|_| user.refuse(pid, "a", "the reason"));
+    (0..100).for_each(|_| user.refuse((7, pid), "a", "the reason"));
     let refused = user.refused();
     assert_eq!((refused.len(), refused[0].times, refused[0].reason.as_str()), (1, 100, "the reason"));
-    (0..100).for_each(|n| user.refuse(pid, "a", &format!("reason {n}")));
+    (0..100).for_each(|n| user.refuse((7, pid), "a", &format!("reason {n}")));
     assert_eq!(user.refused().len(), REFUSALS_OF_USER);
     assert!(!user.may_log(), "{LINES_OF_USER} lines were written");
-    user.refuse(i32::MAX, "gone", "its process has ended");
+    user.refuse((7, i32::MAX), "gone", "its process has ended");
     assert!(user.refused().iter().all(|refused| refused.pid == pid));
     user.accepted(pid);
     assert!(user.refused().is_empty());
     // Its number is another process's now.
-    user.refuse(pid, "a", "the reason");
+    user.refuse((7, pid), "a", "the reason");
     user.refused.lock()[0].started -= 1;
     assert!(user.refused().is_empty());
+}
+
+#[test]
+fn lines_of_all_users_are_bounded_and_root_has_its_own() {
+    let users = Users::new(&Config::default());
+    let written = (10_000..10_000 + 2 * LINES).filter(|&uid| users.user(uid).may_log()).count();
+    assert_eq!(written, LINES as usize);
+    assert!(users.user(0).may_log() && users.user(rustix::process::geteuid().as_raw()).may_log());
 }

@@ -11,7 +11,9 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-use parking_lot::{Condvar, Mutex};
+use claims::Owner;
+
+use crate::sync::{Condvar, Mutex};
 
 /// A pass that goes on was requested.
 const GO_ON: u32 = 1;
@@ -33,24 +35,24 @@ pub(crate) trait TakesPasses {
     /// The queue's notes on what was requested; 0 to begin with.
     fn passes(&self) -> &AtomicU32;
 
-    /// The uid that it belongs to.
-    fn user(&self) -> u32;
+    /// Whose it is.
+    fn user(&self) -> Owner;
 }
 
 struct Waiting<C> {
     /// By user; no entry is empty.
-    clients: BTreeMap<u32, VecDeque<Arc<C>>>,
+    clients: BTreeMap<Owner, VecDeque<Arc<C>>>,
     /// The user that had the last turn.
-    last: u32,
+    last: Owner,
     /// Passes under way that were not set aside, by user; no entry is 0. Below 0 for the moment in
     /// which a worker was set aside just when its pass had ended.
-    under_way: BTreeMap<u32, isize>,
+    under_way: BTreeMap<Owner, isize>,
     closed: bool,
 }
 
 impl<C> Waiting<C> {
     /// Counts passes of this user.
-    fn count(&mut self, user: u32, passes: isize) {
+    fn count(&mut self, user: Owner, passes: isize) {
         let count = self.under_way.entry(user).or_default();
         *count += passes;
         if *count == 0 {
@@ -94,7 +96,8 @@ pub(crate) struct Queue<C> {
 
 impl<C> Default for Queue<C> {
     fn default() -> Self {
-        let waiting = Waiting { clients: BTreeMap::new(), last: 0, under_way: BTreeMap::new(), closed: false };
+        let waiting =
+            Waiting { clients: BTreeMap::new(), last: Owner::ROOT, under_way: BTreeMap::new(), closed: false };
         Self { waiting: Mutex::new(waiting), more: Condvar::new(), begun: Condvar::new() }
     }
 }
@@ -160,17 +163,17 @@ impl<C: TakesPasses> Queue<C> {
     }
 
     /// Whether a client of another user waits for a pass.
-    pub(crate) fn others_wait(&self, user: u32) -> bool {
+    pub(crate) fn others_wait(&self, user: Owner) -> bool {
         self.waiting.lock().clients.keys().any(|&other| other != user)
     }
 
     /// A pass of this user is held up, and not counted until it [returns](Queue::returned).
-    pub(crate) fn set_aside(&self, user: u32) {
+    pub(crate) fn set_aside(&self, user: Owner) {
         self.waiting.lock().count(user, -1);
     }
 
     /// A pass of this user that was set aside is about to end.
-    pub(crate) fn returned(&self, user: u32) {
+    pub(crate) fn returned(&self, user: Owner) {
         self.waiting.lock().count(user, 1);
     }
 
@@ -184,7 +187,7 @@ impl<C: TakesPasses> Queue<C> {
     }
 
     /// Whether a client of this user waits for a pass or has one.
-    pub(crate) fn is_busy(&self, user: u32) -> bool {
+    pub(crate) fn is_busy(&self, user: Owner) -> bool {
         let waiting = self.waiting.lock();
         waiting.clients.contains_key(&user) || waiting.under_way.get(&user).is_some_and(|&passes| passes > 0)
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use claims::Owner;
+
 use super::shared::Shared;
 
 /// Searches of one user's domains at a time, a thread each: guests that start together.
@@ -10,19 +12,19 @@ pub(crate) const SEARCHES: u32 = 128;
 /// A search under way; it counts until it is dropped.
 pub(crate) struct Search {
     shared: Arc<Shared>,
-    uid: Option<u32>,
+    user: Option<Owner>,
 }
 
 impl Search {
     /// `None`: there are too many of this user.
-    pub(crate) fn begin(shared: &Arc<Shared>, uid: Option<u32>) -> Option<Self> {
+    pub(crate) fn begin(shared: &Arc<Shared>, user: Option<Owner>) -> Option<Self> {
         let mut searches = shared.searches.lock();
-        let count = searches.entry(uid).or_insert(0);
+        let count = searches.entry(user).or_insert(0);
         if *count >= SEARCHES {
             return None;
         }
         *count += 1;
-        Some(Self { shared: shared.clone(), uid })
+        Some(Self { shared: shared.clone(), user })
     }
 
     /// Whether the daemon waits for its end.
@@ -34,30 +36,12 @@ impl Search {
 impl Drop for Search {
     fn drop(&mut self) {
         let mut searches = self.shared.searches.lock();
-        let left = searches.remove(&self.uid).unwrap_or(0).saturating_sub(1);
+        let left = searches.remove(&self.user).unwrap_or(0).saturating_sub(1);
         if left > 0 {
-            searches.insert(self.uid, left);
+            searches.insert(self.user, left);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn searches_of_one_user_are_counted_and_given_back() {
-        let shared = Arc::new(crate::world::shared::tests::shared());
-        let begin = || Search::begin(&shared, Some(7));
-        let mut searches: Vec<_> = (0..SEARCHES).map_while(|_| begin()).collect();
-        assert_eq!(searches.len(), SEARCHES as usize);
-        assert!(begin().is_none(), "one too many");
-        assert!(Search::begin(&shared, Some(8)).is_some(), "of another user");
-        searches.pop();
-        assert!(begin().is_some() && searches[0].goes_on());
-        shared.stop();
-        assert!(!searches[0].goes_on(), "nobody waits for it");
-        drop(searches);
-        assert!(shared.searches.lock().is_empty());
-    }
-}
+mod tests;

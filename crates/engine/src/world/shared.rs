@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Instant;
 
+use claims::Owner;
 use control::Histogram;
-use parking_lot::{Mutex, RwLock};
 
 use crate::client::Client;
 use crate::client::link::Tracking;
@@ -18,6 +18,7 @@ use crate::core::content::index::{ClientId, MAX_CLIENTS, Sighting};
 use crate::core::merge::pass::Pace;
 use crate::pace::Pacer;
 use crate::store::domain::{Domain, DomainError, DomainKey};
+use crate::sync::{Mutex, RwLock};
 use crate::users::Users;
 use crate::world::headroom::{Demand, Headroom, View};
 use crate::world::queue::{Queue, TakesPasses};
@@ -38,7 +39,7 @@ pub(crate) struct Shared {
     /// Processes that are frozen, each with the client that it was then; see `daemon::freeze`.
     pub(crate) frozen: Mutex<HashMap<i32, Arc<Client>>>,
     /// Searches for guests' RAM under way, by the user of the domain; see [`super::searches`].
-    pub(crate) searches: Mutex<HashMap<Option<u32>, u32>>,
+    pub(crate) searches: Mutex<HashMap<Option<Owner>, u32>>,
     pub(crate) headroom: Headroom,
 }
 
@@ -94,8 +95,8 @@ impl TakesPasses for Client {
         &self.passes
     }
 
-    fn user(&self) -> u32 {
-        self.user.uid
+    fn user(&self) -> Owner {
+        self.user.owner
     }
 }
 
@@ -148,7 +149,7 @@ impl Shared {
     }
 
     /// The pace of a user's work.
-    pub(crate) fn pace(&self, user: u32) -> Pace<'_> {
+    pub(crate) fn pace(&self, user: Owner) -> Pace<'_> {
         Pace { pacer: &self.pacer, user, stop: &self.stop }
     }
 
@@ -173,12 +174,14 @@ impl Shared {
         (clients.all.values().cloned().collect(), clients.gone)
     }
 
-    /// Charges the pacer with agents' work, at most once in [`crate::pace::CHARGE_EVERY`].
+    /// Charges the pacer with agents' work, at most once in [`crate::pace::CHARGE_EVERY`], with
+    /// many clients less often.
     pub(crate) fn charge_agents(&self) {
         if !self.pacer.is_charge_due() {
             return;
         }
         let clients = self.clients.read();
+        self.pacer.put_off_charging(clients.all.len());
         let (mut cpu, mut in_hand) = (clients.gone.cpu_ns, 0u32);
         for client in clients.all.values() {
             let (agent, pages) = client.load();
@@ -218,6 +221,7 @@ impl Shared {
         let mut clients = self.clients.write();
         let client = clients.all.remove(&number)?;
         clients.gone += &sums;
+        client.user.unmerged.fetch_add(sums.unmerged, Relaxed);
         Some(client)
     }
 
@@ -228,22 +232,34 @@ impl Shared {
     }
 
     /// Whether the host could give back what merging has saved. Looks again at most once a second.
-    pub(crate) fn headroom(&self) -> View {
-        self.headroom.look(Instant::now(), &self.config(), || {
-            let (clients, gone) = self.clients_and_gone();
-            let (mut pages, mut unmerged) = (0, gone.unmerged);
-            for client in clients {
-                let state = client.state();
-                unmerged += state.totals.unmerged;
-                let counts = state.regions.values().map(|region| region.counts());
-                pages += counts.map(|counts| counts.merged + counts.zero + counts.recycled).sum::<u64>();
-            }
-            let frames: u64 = self.domains().iter().map(|domain| domain.store.usage().frames).sum();
-            let pages = pages.saturating_sub(frames) + self.headroom.below.pages.load(Relaxed);
-            let unmerge_bytes = pages * kmem::PAGE_SIZE as u64;
-            unmerged += self.headroom.below.unmerged.load(Relaxed);
-            (Demand { unmerge_bytes, unmerged_pages: unmerged }, available())
-        })
+    pub(crate) fn headroom(&self) -> Arc<View> {
+        self.headroom.look(Instant::now(), &self.config(), || (self.demand(), available()))
+    }
+
+    fn demand(&self) -> Demand {
+        let (clients, gone) = self.clients_and_gone();
+        let below = self.headroom.below.lock().clone();
+        let (mut parts, mut bytes) = (below.parts, 0);
+        for user in self.users.all() {
+            parts.entry(Some(user.owner)).or_default().unmerged_pages += user.unmerged.load(Relaxed);
+        }
+        let mut unmerged = gone.unmerged;
+        for client in clients {
+            let state = client.state();
+            let part = parts.entry(Some(client.user.owner)).or_default();
+            part.unmerged_pages += state.totals.unmerged;
+            unmerged += state.totals.unmerged;
+            let counts = state.regions.values().map(|region| region.counts());
+            let pages = counts.map(|counts| counts.merged + counts.zero + counts.recycled).sum::<u64>();
+            part.unmerge_bytes += pages * kmem::PAGE_SIZE as u64;
+            bytes += pages * kmem::PAGE_SIZE as u64;
+        }
+        let frames: u64 = self.domains().iter().map(|domain| domain.store.usage().frames).sum();
+        Demand {
+            unmerge_bytes: bytes.saturating_sub(frames * kmem::PAGE_SIZE as u64) + below.all.unmerge_bytes,
+            unmerged_pages: unmerged + below.all.unmerged_pages,
+            parts,
+        }
     }
 
     /// Every number is this client's.
@@ -264,12 +280,12 @@ impl Shared {
             return Ok(known.clone());
         }
         let most = self.config().user_domains;
-        let counts = |other: &&DomainKey| other.uid == key.uid && other.can_be_multiplied();
-        if let Some(uid) = key.uid
+        let counts = |other: &&DomainKey| other.can_be_multiplied() && other.group() == key.group();
+        if let (Some(user), _) = key.group()
             && key.can_be_multiplied()
             && domains.keys().filter(counts).count() >= most
         {
-            return Err(DomainError::TooMany { uid, most });
+            return Err(DomainError::TooMany { user, most });
         }
         let domain = Arc::new(Domain::new(key.clone(), &self.config()));
         domains.insert(key, domain.clone());

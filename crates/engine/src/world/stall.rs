@@ -24,7 +24,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use claims::Owner;
+
+use crate::sync::Mutex;
 
 /// A worker that has slept in a client's memory for longer than this, in all since it entered, is
 /// replaced. Reads from memory take microseconds, from a fast swap device less than a millisecond.
@@ -50,7 +52,7 @@ pub(crate) struct Slot {
     /// When it entered a client's memory, in nanoseconds after `base`; 0: it is in none.
     since: AtomicU64,
     /// The user whose memory that is.
-    uid: AtomicU32,
+    user: AtomicU32,
     /// How long it may sleep there, in milliseconds.
     limit_ms: AtomicU64,
     /// When the watch first saw it in this memory.
@@ -96,8 +98,8 @@ impl Slot {
         Duration::from_millis(self.limit_ms.load(Relaxed))
     }
 
-    fn note<R>(&self, uid: u32, limit: Duration, act: impl FnOnce() -> R) -> R {
-        self.uid.store(uid, Relaxed);
+    fn note<R>(&self, user: Owner, limit: Duration, act: impl FnOnce() -> R) -> R {
+        self.user.store(user.number(), Relaxed);
         self.limit_ms.store(limit.as_millis() as u64, Relaxed);
         self.since.store((self.base.elapsed().as_nanos() as u64).max(1), Release);
         let result = act();
@@ -117,21 +119,21 @@ impl Slot {
 
 /// Does something in the memory of a user's client, which may take for ever. `None`: this worker
 /// was held up, and touches no memory any more. Other threads are not watched.
-pub(crate) fn touch<R>(uid: u32, act: impl FnOnce() -> R) -> Option<R> {
+pub(crate) fn touch<R>(user: Owner, act: impl FnOnce() -> R) -> Option<R> {
     MINE.with_borrow(|mine| {
         let Some(mine) = mine else { return Some(act()) };
         if mine.is_replaced() {
             return None;
         }
-        let result = mine.note(uid, LIMIT, act);
+        let result = mine.note(user, LIMIT, act);
         (!mine.is_replaced()).then_some(result)
     })
 }
 
 /// Waits until another thread has left a client's memory, which may take for ever.
-pub(crate) fn wait<R>(uid: u32, act: impl FnOnce() -> R) -> R {
+pub(crate) fn wait<R>(user: Owner, act: impl FnOnce() -> R) -> R {
     MINE.with_borrow(|mine| match mine {
-        Some(mine) => mine.note(uid, LIMIT_OF_WAITS, act),
+        Some(mine) => mine.note(user, LIMIT_OF_WAITS, act),
         None => act(),
     })
 }
@@ -151,7 +153,7 @@ struct Blocked {
 #[derive(Default)]
 pub(crate) struct Stalls {
     slots: Mutex<Vec<Arc<Slot>>>,
-    blocked: Mutex<HashMap<u32, Blocked>>,
+    blocked: Mutex<HashMap<Owner, Blocked>>,
 }
 
 impl Stalls {
@@ -161,7 +163,7 @@ impl Stalls {
             tid: rustix::thread::gettid().as_raw_nonzero().get(),
             base: Instant::now(),
             since: AtomicU64::new(0),
-            uid: AtomicU32::new(0),
+            user: AtomicU32::new(0),
             limit_ms: AtomicU64::new(0),
             seen: Mutex::new(None),
             replaced: AtomicBool::new(false),
@@ -177,7 +179,7 @@ impl Stalls {
         MINE.set(None);
         self.slots.lock().retain(|other| !Arc::ptr_eq(other, slot));
         if slot.is_replaced()
-            && let Some(blocked) = self.blocked.lock().get_mut(&slot.blamed.load(Relaxed))
+            && let Some(blocked) = self.blocked.lock().get_mut(&Owner::numbered(slot.blamed.load(Relaxed)))
         {
             blocked.workers -= 1;
             blocked.since = Instant::now();
@@ -185,31 +187,31 @@ impl Stalls {
     }
 
     /// Looks for workers that are held up. Calls `replace` for each that is, once.
-    pub(crate) fn look(&self, mut replace: impl FnMut(u32, Duration)) {
+    pub(crate) fn look(&self, mut replace: impl FnMut(Owner, Duration)) {
         let slots: Vec<_> = self.slots.lock().iter().filter(|slot| !slot.is_replaced()).cloned().collect();
         for slot in slots {
             let Some(time) = slot.overslept() else { continue };
-            let uid = slot.uid.load(Relaxed);
+            let user = Owner::numbered(slot.user.load(Relaxed));
             let mut blocked = self.blocked.lock();
             let rest = if waits_for_lock(slot.tid) { time } else { time * REST };
-            let entry = blocked.entry(uid).or_insert(Blocked { workers: 0, since: Instant::now(), rest });
+            let entry = blocked.entry(user).or_insert(Blocked { workers: 0, since: Instant::now(), rest });
             *entry = Blocked { workers: entry.workers + 1, since: Instant::now(), rest };
-            slot.blamed.store(uid, Relaxed);
+            slot.blamed.store(user.number(), Relaxed);
             slot.replaced.store(true, Release);
             drop(blocked);
-            replace(uid, time);
+            replace(user, time);
         }
         self.blocked.lock().retain(|_, blocked| blocked.workers > 0 || blocked.since.elapsed() < blocked.rest);
     }
 
     /// Why the memory of this user's clients is not touched now, if so.
-    pub(crate) fn why(&self, uid: u32) -> Option<String> {
-        let blocked = *self.blocked.lock().get(&uid)?;
+    pub(crate) fn why(&self, user: Owner) -> Option<String> {
+        let blocked = *self.blocked.lock().get(&user)?;
         if blocked.workers == 0 && blocked.since.elapsed() >= blocked.rest {
             return None;
         }
         Some(format!(
-            "reading the memory of a client of user {uid} does not end: it waits for a file that is mapped there and does \
+            "reading the memory of a client of user {user} does not end: it waits for a file that is mapped there and does \
              not answer, or for slow swap; clients of this user are left alone until it has ended, and for a while"
         ))
     }
@@ -239,100 +241,4 @@ fn is_in_lock(stack: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-
-    #[test]
-    fn a_worker_that_sleeps_in_a_clients_memory_is_replaced_and_its_user_left_alone() {
-        let stalls = Stalls::default();
-        let (release, held) = mpsc::channel::<()>();
-        let ours = &stalls;
-        std::thread::scope(|scope| {
-            let worker = scope.spawn(move || {
-                let slot = ours.enter();
-                assert_eq!(touch(7, || 1), Some(1));
-                assert_eq!(touch(7, || held.recv().is_ok()), None, "too late");
-                assert_eq!(touch(8, || 2), None, "it touches no other memory either");
-                ours.leave(&slot);
-            });
-            let mut replaced = Vec::new();
-            while replaced.is_empty() {
-                std::thread::sleep(TICK);
-                stalls.look(|uid, _| replaced.push(uid));
-            }
-            stalls.look(|uid, _| replaced.push(uid));
-            assert_eq!(replaced, [7], "once");
-            assert!(stalls.why(7).is_some() && stalls.why(8).is_none());
-            release.send(()).unwrap();
-            worker.join().unwrap();
-        });
-        assert!(stalls.why(7).is_some(), "for a while");
-        stalls.blocked.lock().values_mut().for_each(|blocked| blocked.rest = Duration::ZERO);
-        assert!(stalls.why(7).is_none());
-        assert_eq!(touch(7, || 3), Some(3), "this thread is no worker");
-    }
-
-    #[test]
-    fn a_lock_is_told_from_memory_that_does_not_come() {
-        let lock = "[<0>] rwsem_down_read_slowpath+0x1a5/0x4d0\n[<0>] down_read_killable+0x6e/0xa0\n";
-        let file = "[<0>] folio_wait_bit_common+0x133/0x310\n[<0>] filemap_fault+0x2cb/0xbf0\n";
-        let own = "[<0>] handle_userfault+0x3a8/0x6f0\n[<0>] process_vm_rw_core+0x22d/0x4a0\n";
-        assert_eq!([lock, file, own].map(is_in_lock), [true, false, false]);
-        assert!(!waits_for_lock(0), "no such thread");
-    }
-
-    #[test]
-    fn a_worker_that_computes_is_not_replaced() {
-        let stalls = Stalls::default();
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let slot = stalls.enter();
-                touch(7, || {
-                    while !stop.load(Relaxed) {
-                        std::hint::spin_loop();
-                    }
-                });
-                stalls.leave(&slot);
-            });
-            std::thread::sleep(3 * LIMIT);
-            stalls.look(|_, _| panic!("it runs"));
-            stop.store(true, Relaxed);
-        });
-    }
-
-    #[test]
-    fn a_worker_that_is_slow_and_sleeps_little_is_not_replaced() {
-        let (stalls, done) = (Stalls::default(), AtomicBool::new(false));
-        let (mut replaced, mut came, mut slept) = (None, None, Duration::ZERO);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let slot = stalls.enter();
-                came = touch(7, || {
-                    for _ in 0..4 {
-                        let start = Instant::now();
-                        while start.elapsed() < LIMIT {
-                            std::hint::spin_loop();
-                        }
-                        let asleep = Instant::now();
-                        std::thread::sleep(LIMIT / 6);
-                        slept += asleep.elapsed();
-                    }
-                });
-                stalls.leave(&slot);
-                done.store(true, Relaxed);
-            });
-            while !done.load(Relaxed) {
-                stalls.look(|_, time| replaced = Some(time));
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        });
-        // On a busy machine short sleeps may end late.
-        assert!(
-            replaced.is_none() && came.is_some() || slept > LIMIT,
-            "it slept for {slept:?}, and {replaced:?} was seen"
-        );
-    }
-}
+mod tests;

@@ -54,7 +54,8 @@ impl StateFile {
         let Self { known, earlier, .. } = self;
         known.retain(|segment, _| earlier.contains(segment) || !closed.contains(segment));
         self.known.extend(now);
-        if self.known == self.written {
+        // Somebody may have deleted it.
+        if self.known == self.written && (self.known.is_empty() || self.path.exists()) {
             return;
         }
         let result = self.write();

@@ -64,16 +64,20 @@ fn a_program_is_in_the_groups_of_another_and_ended_before_it() {
 }
 
 #[test]
-fn a_process_with_mounts_of_its_own_is_elsewhere() {
+fn a_process_with_mounts_or_networks_of_its_own_is_elsewhere() {
+    ["-m", "-n"].into_iter().for_each(is_elsewhere_with);
+}
+
+fn is_elsewhere_with(option: &str) {
     let mut other = Command::new("unshare");
-    other.args(["-m", "sh", "-c", "echo started; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    other.args([option, "sh", "-c", "echo started; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut other = other.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(other.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let found = is_elsewhere(other.id());
     drop(other.stdin.take());
     if !other.wait().unwrap().success() && line.is_empty() {
-        return println!("SKIPPED: no mounts of one's own here");
+        return println!("SKIPPED: no mounts or networks of one's own here");
     }
     assert!(found.unwrap() && !is_elsewhere(std::process::id()).unwrap());
 }

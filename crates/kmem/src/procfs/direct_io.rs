@@ -19,8 +19,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::{fields, invalid, kernel_release, lines_of, number};
+use super::{fields, invalid, kernel_release, lines_of, number, read_to_string};
 
 /// As `/proc/PID/fdinfo` shows it.
 const O_DIRECT: u32 = libc::O_DIRECT as u32;
@@ -42,6 +44,9 @@ const DIRECT: [&str; 7] = ["nfs", "nfs4", "ceph", "lustre", "gpfs", "beegfs", "w
 const ALWAYS: [&str; 3] = ["9p", "cifs", "smb3"];
 /// There while the kernel has vhost-scsi.
 const VHOST_SCSI: &str = "/sys/class/misc/vhost-scsi";
+/// How long it is not asked again what the kernel has: less than it takes to load a module, mount a
+/// file system of it, and read from there.
+const SAME: Duration = Duration::from_millis(20);
 /// FUSE pins since this version of Linux. Before, it takes plain references, with `O_DIRECT` or
 /// where its server says so for a file (`FOPEN_DIRECT_IO`).
 const FUSE_PINS: (u32, u32) = (6, 13);
@@ -107,7 +112,7 @@ pub fn descriptors(pid: i32) -> io::Result<impl Iterator<Item = io::Result<Descr
             Err(e) => return Some(Err(e)),
         };
         let number = path.file_name()?.to_str()?.parse().ok()?;
-        match std::fs::read_to_string(&path) {
+        match read_to_string(&path) {
             Ok(text) => Some(parse_descriptor(number, &text).ok_or_else(|| invalid(path.display()))),
             Err(e) if is_gone(&e) => None,
             Err(e) => Some(Err(e)),
@@ -139,9 +144,31 @@ enum Ring {
 }
 
 /// What the host's kernel has.
+#[derive(Clone, Copy)]
 struct Host {
     kernel: (u32, u32),
     has_vhost_scsi: bool,
+    /// A file system that counts, or may.
+    has_any: bool,
+}
+
+impl Host {
+    /// As it was [`SAME`] ago at most: clients are looked at one after the other, each period.
+    fn now() -> Self {
+        static LAST: Mutex<Option<(Instant, Host)>> = Mutex::new(None);
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, host)) = *last
+            && at.elapsed() < SAME
+        {
+            return host;
+        }
+        let (major, minor, _) = kernel_release();
+        let kernel = (major, minor);
+        let has_any = read_to_string("/proc/filesystems").map_or(true, |types| has_any(&types, kernel));
+        let host = Self { kernel, has_vhost_scsi: Path::new(VHOST_SCSI).exists(), has_any };
+        *last = Some((Instant::now(), host));
+        host
+    }
 }
 
 /// Whether reads take plain references on such a file system.
@@ -153,12 +180,10 @@ fn takes_references(kind: &str, reads: Reads, kernel: (u32, u32)) -> bool {
 /// Why a device may write to the memory of a process through references that `UFFDIO_MOVE` does not
 /// see: `nfs4`, for instance. `None`: none does, or the process is gone. What cannot be read counts
 /// as such I/O. One look takes some 5 us for each descriptor where the kernel has a file system
-/// that counts, and 10 us in all where it has none.
+/// that counts, and nothing where it has none.
 pub fn unpinned_io(pid: i32) -> Option<String> {
-    let (major, minor, _) = kernel_release();
-    let host = Host { kernel: (major, minor), has_vhost_scsi: Path::new(VHOST_SCSI).exists() };
-    let types = std::fs::read_to_string("/proc/filesystems");
-    if !host.has_vhost_scsi && types.is_ok_and(|types| !has_any(&types, host.kernel)) {
+    let host = Host::now();
+    if !host.has_vhost_scsi && !host.has_any {
         return None;
     }
     match look(pid, &host) {
@@ -243,81 +268,4 @@ fn among(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::AsRawFd;
-    use std::os::unix::fs::OpenOptionsExt;
-
-    use super::*;
-
-    #[test]
-    fn descriptors_are_parsed() {
-        let text = "pos:\t0\nflags:\t02140002\nmnt_id:\t29\nino:\t7\nUserFiles:\t2\n    0: /a b\n";
-        let descriptor = parse_descriptor(9, text).unwrap();
-        assert_eq!((descriptor.number, descriptor.mount, descriptor.registered), (9, 29, 2));
-        assert!(descriptor.is_direct() && descriptor.reads());
-        assert!(!parse_descriptor(9, "flags: 0100001\nmnt_id: 1\n").unwrap().reads(), "only written");
-        assert!(!parse_descriptor(9, "flags: 012000000\nmnt_id: 1\n").unwrap().reads(), "O_PATH");
-        assert_eq!(parse_descriptor(9, "pos: 0\nmnt_id: 1\n"), None);
-    }
-
-    #[test]
-    fn file_systems_count_by_how_they_hold_pages() {
-        let line = r"36 35 0:48 / /mnt/with\040- rw,relatime shared:1 - nfs4 host:/ - rw,vers=4.2";
-        assert_eq!(parse_mount(line), Some((36, "nfs4")));
-        assert_eq!(parse_mount("36 35"), None);
-        let old = (6, 12);
-        assert!(takes_references("nfs4", Reads::Direct, old) && !takes_references("nfs4", Reads::Cached, old));
-        assert!(takes_references("9p", Reads::Cached, (7, 0)) && takes_references("ceph", Reads::Direct, (7, 0)));
-        assert!(
-            takes_references("fuse.sshfs", Reads::Cached, old)
-                && !takes_references("fuse.sshfs", Reads::Direct, (6, 13))
-        );
-        assert!(!takes_references("ext4", Reads::Direct, old) && !takes_references("fusectl", Reads::Direct, old));
-    }
-
-    #[test]
-    fn a_kernel_without_such_a_file_system_needs_no_look() {
-        let types = "nodev\tsysfs\nnodev\ttmpfs\n\text4\nnodev\tfuse\n\tfuseblk\nnodev\tfusectl\n";
-        assert!(!has_any(types, (6, 13)), "FUSE pins");
-        assert!(has_any(types, (6, 12)));
-        for kind in ["nfs4", "ceph", "9p", "cifs", "lustre"] {
-            assert!(has_any(&format!("{types}nodev\t{kind}\n"), (6, 13)), "{kind}");
-        }
-        let here = std::fs::read_to_string("/proc/filesystems").unwrap();
-        assert!(here.lines().any(|line| line == "nodev\tproc"), "{here}");
-    }
-
-    #[test]
-    fn mounts_of_descriptors_are_found_by_number() {
-        let list = tempfile::NamedTempFile::new().unwrap();
-        let text = "20 1 0:1 / / rw - ext4 a rw\n21 1 0:2 / /n rw shared:1 - nfs4 b rw\n";
-        std::fs::write(list.path(), text).unwrap();
-        let found = |mount, flags, ring| {
-            let mut mounts = BTreeMap::from([(mount, Descriptor { number: 3, flags, mount, registered: 0 })]);
-            let why = among(list.path().to_str().unwrap(), &mut mounts, ring, (6, 18)).unwrap();
-            (why, mounts.len())
-        };
-        assert_eq!(found(21, O_DIRECT, Ring::None), (Some("nfs4".into()), 0));
-        assert_eq!(found(21, 0, Ring::None), (None, 0), "through the page cache");
-        assert_eq!(found(20, O_DIRECT, Ring::None), (None, 0));
-        assert_eq!(found(20, 0, Ring::Holds).0, Some("nfs4".into()), "registered with an io_uring");
-        assert_eq!(found(22, O_DIRECT, Ring::None), (None, 1), "not in this list");
-    }
-
-    #[test]
-    fn direct_reads_of_local_files_count_by_their_file_system() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let open = std::fs::OpenOptions::new().read(true).custom_flags(O_DIRECT as i32).open(file.path());
-        let Ok(open) = open else { return eprintln!("skipped: no O_DIRECT here") };
-        let pid = std::process::id() as i32;
-        let all: Vec<Descriptor> = descriptors(pid).unwrap().map(Result::unwrap).collect();
-        let seen = all.iter().find(|d| d.number == open.as_raw_fd() as u32).unwrap();
-        assert!(seen.is_direct() && seen.reads());
-        assert_eq!(Path::new(&seen.name(pid).unwrap()), file.path());
-        let mut mounts = BTreeMap::from([(seen.mount, *seen)]);
-        among("/proc/self/mountinfo", &mut mounts, Ring::None, (6, 18)).unwrap();
-        assert!(mounts.is_empty(), "its mount is known");
-        drop(open);
-        assert_eq!(unpinned_io(i32::MAX), None, "no such process");
-    }
-}
+mod tests;

@@ -1,9 +1,8 @@
 //! `/proc/PID/stat`: state, times and places of a process or thread (proc_pid_stat(5)).
 
-use std::fs::read_to_string;
 use std::io;
 
-use super::{invalid, path};
+use super::{invalid, path, read_to_string};
 
 /// What it says of a process or thread.
 #[derive(Debug)]

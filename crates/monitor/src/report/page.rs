@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use control::units::{length, size};
+use control::units::{counted, length, size};
 use control::{DomainSharing, Unit};
 
 use super::data::{Data, Plotted, Series};
@@ -76,8 +76,10 @@ fn head(out: &mut String, data: &Data, name: &str) {
     if !data.damage.is_empty() {
         let moments: usize = data.damage.iter().map(|damage| damage.moments).sum();
         note(format!(
-            "The recording is damaged in {} places: {lost} bytes, and {moments} moments behind them, could not be read.",
-            data.damage.len()
+            "The recording is damaged in {}: {}, and {} behind them, could not be read.",
+            counted(data.damage.len(), "place"),
+            counted(lost as usize, "byte"),
+            counted(moments, "moment")
         ));
     }
     let away = data[Plotted::Saved].iter().filter(|saved| saved.is_none()).count();
@@ -101,11 +103,7 @@ fn head(out: &mut String, data: &Data, name: &str) {
         ("Could be saved", bytes(newest(&data[Plotted::CouldBeSaved])), "and is not yet".into()),
         ("Headroom", bytes(newest(&data[Plotted::Headroom])), "if all shared pages were written".into()),
         ("CPU", or_unknown(mean(&data[Plotted::Cpu]).map(|cpu| format!("{} %", Unit::Percent.short(cpu)))), limit),
-        (
-            "Guests",
-            status.clients().count().to_string(),
-            format!("in {} domain{}", status.domains.len(), if status.domains.len() == 1 { "" } else { "s" }),
-        ),
+        ("Guests", status.clients().count().to_string(), format!("in {}", counted(status.domains.len(), "domain"))),
     ];
     out.push_str("<div class=\"cards\">\n");
     for (name, value, note) in cards {
@@ -160,7 +158,8 @@ fn guests(out: &mut String, data: &Data) {
         + &split_bars("Memory of the guests", &rows)
         + &table(data);
     let left_out = data.rows.len().saturating_sub(MOST_ROWS);
-    let text = if left_out > 0 { format!("{left_out} guests with less are left out.") } else { String::new() };
+    let text =
+        if left_out > 0 { format!("Left out: {} with less.", counted(left_out, "guest")) } else { String::new() };
     section(out, "Guests at the end", &text, &body);
 }
 
@@ -205,12 +204,12 @@ fn sharing(out: &mut String, data: &Data) {
             let _ = write!(text, " Estimated from one of {} pages.", domain.sampled);
         }
         if domain.clients_unlisted > 0 {
-            let _ = write!(text, " {} guests with less are left out.", domain.clients_unlisted);
+            let _ = write!(text, " Left out: {} with less.", counted(domain.clients_unlisted, "guest"));
         }
         section(out, &title, &text, &(pairs(domain) + &contents(domain)));
     }
     if left_out > 0 {
-        section(out, "Other domains", &format!("{left_out} domains with less are left out."), "");
+        section(out, "Other domains", &format!("Left out: {} with less.", counted(left_out, "domain")), "");
     }
 }
 

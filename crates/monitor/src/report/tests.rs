@@ -134,7 +134,7 @@ fn a_matrix_of_more_guests_than_a_daemon_tells_of_is_cut_when_it_is_read() {
     writer.append_depth(&many).unwrap();
     let page = html(&mut Recording::from_bytes(writer.into_inner()).unwrap(), "x").unwrap();
     assert_eq!(page.matches("class=\"cell\"").count(), 64 * 4);
-    assert!(page.contains("6 domains with less are left out"));
+    assert!(page.contains("Left out: 6 domains with less."));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use control::units::{length, size};
+use control::units::{counted, length, size};
 use control::{Status, Unit};
 use output::text::printable;
 
@@ -46,7 +46,6 @@ impl Host {
             size(bytes_of(total(status.domains.iter().map(|domain| of(&domain.metrics)))))
         };
         let clients = status.clients().count();
-        let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
         Host {
             total: metrics.memory_total_bytes,
             memory: [used, size(metrics.general_profit), size(could_be_saved(status))],
@@ -62,7 +61,7 @@ impl Host {
             ),
             governor: format!("{}: {}", governor.mode, printable(&governor.reason)),
             warnings: warnings(status),
-            guests: format!("{}, {}", plural(clients, "guest"), plural(status.domains.len(), "domain")),
+            guests: format!("{}, {}", counted(clients, "guest"), counted(status.domains.len(), "domain")),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use super::medium::{Access, Medium, MediumFile, Open, ReadPiece, Room, Storage};
+use super::medium::{Access, EachLease, Medium, MediumFile, Open, ReadPiece, Room, Storage};
 use super::uring;
 
 /// The file system.
@@ -166,22 +166,17 @@ impl Medium for DiskDirectory {
         Ok(file.into())
     }
 
-    fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
-        let mut all = Vec::new();
+    fn leases(&self, each: &mut EachLease<'_>) -> io::Result<()> {
         for name in self.list()?.into_iter().filter(|name| name.starts_with(LEASE)) {
-            let file = self.open_file(&name, OFlags::RDONLY)?;
+            let mut file = self.open_file(&name, OFlags::RDONLY)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // One that stays counts no more than before.
                 Ok(()) => drop(self.remove(&name)),
-                Err(Errno::WOULDBLOCK) => {
-                    let len = file.metadata()?.len();
-                    claims::memory(len)?;
-                    all.push((name, claims::exactly(file, len, len)?));
-                }
+                Err(Errno::WOULDBLOCK) => each(&name, file.metadata()?.len(), &mut file)?,
                 Err(errno) => return Err(errno.into()),
             }
         }
-        Ok(all)
+        Ok(())
     }
 }
 

@@ -80,11 +80,15 @@ pub trait Medium: Send + Sync {
     fn lease(&self, _bytes: &[u8]) -> io::Result<OwnedFd> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// The names and contents of all files of [`Medium::lease`] that count; the others are removed.
-    fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
-        Ok(Vec::new())
+    /// Gives `each` the files of [`Medium::lease`] that count, one after the other: name, length,
+    /// contents. Anything may be in them. The others are removed.
+    fn leases(&self, _each: &mut EachLease<'_>) -> io::Result<()> {
+        Ok(())
     }
 }
+
+/// See [`Medium::leases`].
+pub type EachLease<'a> = dyn FnMut(&str, u64, &mut dyn io::Read) -> io::Result<()> + 'a;
 
 /// One piece of [`MediumFile::read_many`].
 pub struct ReadPiece<'a> {

@@ -5,7 +5,8 @@
 //! about what was written; and a bit that has changed below becomes sixteen bytes that do not match
 //! their checksum. Parts that are punched are whole sectors, and so are lengths.
 
-use std::io;
+use std::collections::VecDeque;
+use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::buffer::AlignedBuf;
 use super::key::{self, Keys};
-use super::medium::{Access, Medium, MediumFile, Open, ReadPiece, Room};
+use super::medium::{Access, EachLease, Medium, MediumFile, Open, ReadPiece, Room};
 use super::superblock;
 use super::xts::{SECTOR, Xts};
 use crate::{BLOCK, MediaClass};
@@ -72,17 +73,27 @@ impl Medium for Sealed {
         self.medium.lease(&SealedLease { path: self.path().into(), number }.encode(bytes, &self.keys))
     }
 
-    fn leases(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
-        // One that is not ours stays as it is: it is not understood, and obeyed.
-        let plain = |(name, bytes): (String, Vec<u8>)| {
-            let ours = SealedLease::decode(&bytes).map(|(lease, rest)| lease.plain(rest, &self.keys));
-            (name, ours.unwrap_or(bytes))
-        };
-        Ok(self.medium.leases()?.into_iter().map(plain).collect())
+    fn leases(&self, each: &mut EachLease<'_>) -> io::Result<()> {
+        self.medium.leases(&mut |name, len, from| {
+            let mut head = Vec::new();
+            from.take(HEAD).read_to_end(&mut head)?;
+            match SealedLease::decode(&head, len) {
+                Some((lease, start, plain)) => {
+                    let (xts, from) = (self.keys.of_lease(&lease.number), head[start..].chain(from));
+                    each(name, plain, &mut Unsealed { from, xts, next: 0, buffer: VecDeque::new() })
+                }
+                // One that is not ours stays as it is: it is not understood, and obeyed.
+                None => each(name, len, &mut head.chain(from)),
+            }
+        })
     }
 }
 
 const LEASE: &[u8; 8] = b"PGLEASEX";
+/// Bytes that have all before the sectors: a path is no longer than `PATH_MAX`.
+const HEAD: u64 = 40 + 4096;
+/// Bytes of a lease that are decrypted at once.
+const UNSEALED: u64 = 64 << 10;
 
 /// A lease of an encrypted pool, which says where the pool is and nothing else: `PGLEASEX`, length
 /// of the path of the capacity class (8), length of the lease (8), a random number (16), the path,
@@ -103,24 +114,47 @@ impl SealedLease {
         [&LEASE[..], &lengths[0], &lengths[1], &self.number, path, &sectors].concat()
     }
 
-    /// The lease, and what is encrypted: its length, and the sectors.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, (usize, &[u8]))> {
+    /// The lease of so many bytes that begins so, where what is encrypted begins, and its length.
+    pub(crate) fn decode(head: &[u8], all: u64) -> Option<(Self, usize, u64)> {
         use std::os::unix::ffi::OsStrExt;
-        let (path_len, rest) = bytes.strip_prefix(LEASE)?.split_first_chunk()?;
+        let (path_len, rest) = head.strip_prefix(LEASE)?.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
         let (number, rest) = rest.split_first_chunk()?;
-        let (path, sectors) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*path_len)).ok()?)?;
-        let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
-        let fits = len <= sectors.len() && len.checked_next_multiple_of(SECTOR) == Some(sectors.len());
+        let (path, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*path_len)).ok()?)?;
+        let (start, len) = (head.len() - rest.len(), u64::from_le_bytes(*len));
+        let fits = len.checked_next_multiple_of(SECTOR as u64) == all.checked_sub(start as u64);
         let path = std::ffi::OsStr::from_bytes(path).into();
-        fits.then_some((Self { path, number: *number }, (len, sectors)))
+        fits.then_some((Self { path, number: *number }, start, len))
     }
 
-    pub(crate) fn plain(&self, (len, sectors): (usize, &[u8]), keys: &Keys) -> Vec<u8> {
-        let mut plain = sectors.to_vec();
-        keys.of_lease(&self.number).decrypt(&mut plain, 0);
-        plain.truncate(len);
-        plain
+    /// What these sectors hold, of so many bytes.
+    pub(crate) fn plain(&self, mut sectors: Vec<u8>, len: u64, keys: &Keys) -> Vec<u8> {
+        keys.of_lease(&self.number).decrypt(&mut sectors, 0);
+        sectors.truncate(len as usize);
+        sectors
+    }
+}
+
+/// Decrypts what it reads.
+struct Unsealed<R> {
+    from: R,
+    xts: Xts,
+    /// The number of the sector behind those in the buffer.
+    next: u64,
+    buffer: VecDeque<u8>,
+}
+
+impl<R: Read> Read for Unsealed<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.buffer.is_empty() {
+            let mut part = Vec::new();
+            self.from.by_ref().take(UNSEALED).read_to_end(&mut part)?;
+            part.truncate(part.len() / SECTOR * SECTOR);
+            self.xts.decrypt(&mut part, self.next);
+            self.next += (part.len() / SECTOR) as u64;
+            self.buffer = part.into();
+        }
+        self.buffer.read(into)
     }
 }
 

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -34,6 +34,14 @@ use crate::objects::mblock::Mblock;
 const MAGIC: &[u8; 8] = b"PGLEASE1";
 /// All that is in a file of [`Pool::keep`]. Programs that do not know it refuse the pool.
 const KEEP: &[u8; 8] = b"PGKEEP01";
+/// Bytes before the terms, and of the checksum.
+const ROUND: u64 = 16 + 4;
+/// Bytes of the longest lease: whoever may write beside the pool can make one of any length.
+const MOST: u64 = 4 << 30;
+/// Bytes of the longest terms, 20 for an mblock: all are in memory at once.
+const MOST_TERMS: u64 = 16 << 20;
+/// Bytes of a note that are read at once.
+const PART: usize = 64 << 10;
 
 /// What a lease says, before the note.
 #[derive(Serialize, Deserialize)]
@@ -52,16 +60,36 @@ impl Terms {
         all
     }
 
-    fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (all, sum) = bytes.split_last_chunk::<4>()?;
-        let (len, rest) = all.strip_prefix(MAGIC)?.split_first_chunk::<8>()?;
-        let (terms, note) = rest.split_at_checked(u64::from_le_bytes(*len) as usize)?;
-        if crc32c::crc32c(all) != u32::from_le_bytes(*sum) {
-            return None;
+    /// Reads a lease of this length but for its note, which may be long: of that only the sum is
+    /// made, and the length given. `None`: it is not understood.
+    fn read(from: &mut dyn Read, len: u64) -> io::Result<Option<(Self, usize)>> {
+        let (mut magic, mut terms, mut end) = ([0; 8], [0; 8], [0; 4]);
+        let Some(rest) = len.checked_sub(ROUND).filter(|_| len <= MOST) else { return Ok(None) };
+        from.read_exact(&mut magic)?;
+        from.read_exact(&mut terms)?;
+        let len = u64::from_le_bytes(terms);
+        if magic != *MAGIC || len > rest.min(MOST_TERMS) {
+            return Ok(None);
         }
-        let terms: Self = postcard::from_bytes(terms).ok()?;
+        let mut sum = crc32c::crc32c(&[magic, terms].concat());
+        let (terms, note) = (claims::exactly(&mut *from, len, len)?, (rest - len) as usize);
+        sum = crc32c::crc32c_append(sum, &terms);
+        let mut buffer = vec![0; note.min(PART)];
+        for at in (0..note).step_by(PART) {
+            let part = &mut buffer[..(note - at).min(PART)];
+            from.read_exact(part)?;
+            sum = crc32c::crc32c_append(sum, part);
+        }
+        from.read_exact(&mut end)?;
+        let terms = postcard::from_bytes::<Self>(&terms).ok().filter(|_| end == sum.to_le_bytes());
         let possible = |record: &MblockRecord| Record::Mblock(*record).is_possible();
-        terms.mblocks.iter().all(possible).then_some((terms, note))
+        Ok(terms.filter(|terms| terms.mblocks.iter().all(possible)).map(|terms| (terms, note)))
+    }
+
+    fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (terms, note) = Self::read(&mut &*bytes, bytes.len() as u64).ok()??;
+        let end = bytes.len() - 4;
+        Some((terms, &bytes[end - note..end]))
     }
 }
 
@@ -76,23 +104,38 @@ pub(super) type Held = Vec<(MediaClass, Extent)>;
 
 /// Finds the leases that hold, and removes the files of the others. The pool must be locked.
 pub(super) fn held(medium: &dyn Medium) -> Result<Held, PoolError> {
-    let mut held = Held::new();
-    for (_, bytes) in medium.leases().during("reading the leases in", medium.path().display())? {
-        if bytes == KEEP {
-            continue;
+    let (mut held, mut understood) = (Held::new(), true);
+    let each = &mut |_: &str, len, from: &mut dyn Read| {
+        if !understood || is_keep(len, from)? {
+            return Ok(());
         }
-        let (terms, _) = Terms::decode(&bytes).ok_or_else(|| PoolError::Leased(medium.path().into()))?;
-        held.extend(terms.mblocks.into_iter().map(|record| (record.class, MblockInfo::new(record).extent())));
-    }
-    held.sort_by_key(|(class, extent)| (*class as usize, extent.offset));
-    held.dedup();
-    Ok(held)
+        let terms = Terms::read(from, len)?.map(|(terms, _)| terms.mblocks);
+        understood = terms.is_some();
+        let extent = |record: MblockRecord| (record.class, MblockInfo::new(record).extent());
+        held.extend(terms.into_iter().flatten().map(extent));
+        held.sort_by_key(|(class, extent)| (*class as usize, extent.offset));
+        held.dedup();
+        Ok(())
+    };
+    medium.leases(each).during("reading the leases in", medium.path().display())?;
+    if understood { Ok(held) } else { Err(PoolError::Leased(medium.path().into())) }
+}
+
+/// Whether a lease is one of [`Pool::keep`].
+fn is_keep(len: u64, from: &mut dyn Read) -> io::Result<bool> {
+    let mut bytes = [0; KEEP.len()];
+    Ok(len == KEEP.len() as u64 && from.read_exact(&mut bytes).map(|()| bytes == *KEEP)?)
 }
 
 /// Refuses a pool of which something is leased.
 pub(super) fn refuse(medium: &dyn Medium) -> Result<(), PoolError> {
-    let leases = medium.leases().during("reading the leases in", medium.path().display())?;
-    if leases.is_empty() { Ok(()) } else { Err(PoolError::Leased(medium.path().into())) }
+    let mut none = true;
+    let each = &mut |_: &str, _, _: &mut dyn Read| {
+        none = false;
+        Ok(())
+    };
+    medium.leases(each).during("reading the leases in", medium.path().display())?;
+    if none { Ok(()) } else { Err(PoolError::Leased(medium.path().into())) }
 }
 
 /// Mblocks that can be read without their pool.
@@ -109,9 +152,9 @@ impl Pool {
     /// `Io`, if the medium cannot be written; `NotFound`.
     pub fn lease(&self, ids: &[u64], note: &[u8]) -> Result<OwnedFd, PoolError> {
         let at = || self.inner.path.display();
+        let refused = |why| Err(IoError::new("leasing mblocks of", at(), io::Error::other(why)).into());
         if self.inner.access == Access::Exclusive {
-            let why = "it is open for writing";
-            return Err(IoError::new("leasing mblocks of", at(), io::Error::other(why)).into());
+            return refused("it is open for writing");
         }
         let records = ids.iter().map(|id| Ok(self.mblock(*id)?.info.record));
         let mblocks = records.collect::<Result<Vec<_>, crate::ObjectError>>()?;
@@ -119,6 +162,9 @@ impl Pool {
         let place = |class: &Arc<Class>| (class.class, class.medium.path().to_owned());
         let classes: Vec<_> = classes.iter().flatten().map(place).collect();
         let bytes = Terms { classes, mblocks }.encode(note);
+        if bytes.len() as u64 > MOST || (bytes.len() - note.len()) as u64 > MOST_TERMS {
+            return refused("they are too many, or pages lie too scattered in them");
+        }
         Ok(self.medium().and_then(|medium| medium.lease(&bytes)).during("leasing mblocks of", at())?)
     }
 
@@ -144,8 +190,12 @@ impl Pool {
     /// # Errors
     /// If they cannot be read.
     pub fn keeping(&self) -> io::Result<Vec<PathBuf>> {
-        let keeping = self.medium()?.leases()?.into_iter().filter(|(_, bytes)| bytes == KEEP);
-        Ok(keeping.map(|(name, _)| self.inner.path.join(name)).collect())
+        let mut keeping = Vec::new();
+        self.medium()?.leases(&mut |name, len, from| {
+            keeping.extend(is_keep(len, from)?.then(|| self.inner.path.join(name)));
+            Ok(())
+        })?;
+        Ok(keeping)
     }
 
     /// The directory that is open, whatever has its name now.
@@ -172,16 +222,17 @@ impl Leased {
     /// `Io`, if it is none, or a class is not where it was; those of [`Pool::open`] about keys.
     pub fn open(lease: &File) -> Result<Self, PoolError> {
         let read = || -> io::Result<Vec<u8>> {
-            let mut bytes = claims::zeroed(lease.metadata()?.len())?;
+            let len = Some(lease.metadata()?.len()).filter(|len| *len <= MOST);
+            let mut bytes = claims::zeroed(len.ok_or(io::ErrorKind::InvalidData)?)?;
             lease.read_exact_at(&mut bytes, 0)?;
             Ok(bytes)
         };
         let mut bytes = read().during("reading", "a lease")?;
         let mut keys = None;
-        if let Some((sealed, rest)) = SealedLease::decode(&bytes) {
+        if let Some((sealed, start, len)) = SealedLease::decode(&bytes, bytes.len() as u64) {
             let medium = Disk.directory(&sealed.path).during("opening", sealed.path.display())?;
             let of_pool = keys.insert(Arc::new(Keys::open(&*medium, None)?));
-            bytes = sealed.plain(rest, of_pool);
+            bytes = sealed.plain(bytes.split_off(start), len, of_pool);
         }
         let foreign = || io::Error::from(io::ErrorKind::InvalidData);
         let (terms, note) = Terms::decode(&bytes).ok_or_else(foreign).during("reading", "a lease")?;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use super::basic::write;
-use super::model::content;
+use super::model::{content, key};
 use crate::{Access, BLOCK, Leased, OpenOptions, Pool, PoolError, Rebuild};
 
 fn open(dir: &Path, access: Access) -> Pool {
@@ -165,4 +165,48 @@ fn what_is_kept_is_not_known_to_be_when_the_file_is_gone() {
     assert!(kept.holds() && files.len() == 1);
     std::fs::remove_file(&files[0]).unwrap();
     assert!(!kept.holds() && !pool.is_kept());
+}
+
+/// Whoever may write beside a pool can make a lease of any length that takes no space.
+#[test]
+fn a_lease_of_any_length_takes_little_memory() {
+    const NAME: &str = "tests::leases::a_lease_of_any_length_takes_little_memory";
+    // What other tests take at the same time must not count.
+    if std::env::var_os("PAGEONE_ALONE").is_none() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        assert!(alone.args([NAME, "--exact"]).env("PAGEONE_ALONE", "").status().unwrap().success());
+        return;
+    }
+    let (dir, key) = (tempfile::tempdir().unwrap(), key(1));
+    let [plain, sealed] = ["plain", "sealed"].map(|name| dir.path().join(name));
+    drop(Pool::create(&plain, "test").unwrap());
+    drop(Pool::create_encrypted(&sealed, "test", key.path()).unwrap());
+    let of = |magic: &[u8], numbers: &[u64]| -> Vec<u8> {
+        magic.iter().copied().chain(numbers.iter().flat_map(|number| number.to_le_bytes())).collect()
+    };
+    let gib = 1 << 30;
+    let leases = [
+        Vec::new(),
+        of(b"PGKEEP01", &[]),
+        of(b"PGLEASE1", &[gib - 20]),
+        of(b"PGLEASE1", &[0]),
+        of(b"PGLEASE1", &[u64::MAX]),
+        of(b"PGLEASEX", &[0, gib - 512, 0, 0]),
+        of(b"PGLEASEX", &[gib - 40, 0, 0, 0]),
+        of(b"PGLEASEX", &[u64::MAX, u64::MAX, 0, 0]),
+    ];
+    for (path, begin) in [&plain, &sealed].into_iter().flat_map(|path| leases.iter().map(move |begin| (path, begin))) {
+        let name = path.join("lease-x");
+        std::fs::write(&name, begin).unwrap();
+        let lease = File::options().read(true).write(true).open(&name).unwrap();
+        let sectors = if begin.starts_with(b"PGLEASEX") { 40 - 512 } else { 0_i64 };
+        lease.set_len(gib.saturating_add_signed(sectors)).unwrap();
+        rustix::fs::flock(&lease, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+        let error = Pool::open(path, OpenOptions::default()).unwrap_err();
+        assert!(matches!(error, PoolError::Leased(_)), "{error}");
+        assert!(matches!(Pool::destroy(path), Err(PoolError::Leased(_))));
+        std::fs::remove_file(name).unwrap();
+    }
+    let most = kmem::procfs::status(None).unwrap().vm_hwm_kib;
+    assert!(most < 256 << 10, "{most} KiB");
 }

@@ -89,7 +89,7 @@ fn one_mapping(map: Map) {
     drop(map);
     assert_eq!(cache.stats().memory.resident, 0);
     // A fault thread may have it in hand for a moment yet.
-    let gone = (0..500).any(|_| {
+    let gone = (0..6000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         !mappings(range.clone()).contains(&mapped[0])
     });
@@ -180,7 +180,7 @@ fn churn_one(settings: Settings, map: Map) {
     // The reaper may still be evicting: two sums that are taken one after the other are equal once
     // it has enough.
     let sums = || (maps.iter().map(|m| m.resident_bytes()).sum::<u64>(), cache.stats().memory.resident);
-    let equal = (0..500).any(|_| {
+    let equal = (0..6000).any(|_| {
         let (of_maps, of_all) = sums();
         if of_maps != of_all {
             std::thread::sleep(Duration::from_millis(10));

@@ -13,7 +13,7 @@ use checkpoint::{
     Warning,
 };
 use control::client::Freeze;
-use control::units::size;
+use control::units::{counted, size};
 use mpool::{Access, Pool};
 use output::OutputFile;
 use parking_lot::Mutex;
@@ -22,6 +22,7 @@ use snapshot::save::SaveError;
 
 use crate::cmd::pool::Names;
 use crate::cmd::{Force, Json, Written};
+use crate::exit::{Code, Coded};
 use crate::paths;
 
 /// Options of `pageone checkpoint`.
@@ -36,8 +37,8 @@ pub(crate) struct Args {
     /// Pool: name, or path of its capacity class
     #[arg(long, value_name = "POOL")]
     to: String,
-    /// Name of the checkpoint, of one process [default: NAME-PID-SECONDS]
-    #[arg(long)]
+    /// Name of the checkpoint, of one process, up to 127 bytes [default: NAME-PID-SECONDS]
+    #[arg(long, value_parser = super::checkpoint_name)]
     name: Option<String>,
     /// The longest pause, in milliseconds
     #[arg(long, default_value_t = 100)]
@@ -161,11 +162,10 @@ struct Command<'a> {
 
 /// Stores checkpoints.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    ensure!(
-        args.name.is_none() || args.targets.len() == 1,
-        "--name names one checkpoint, and there are {} processes: leave it out, or store them one by one",
-        args.targets.len()
-    );
+    let count = args.targets.len();
+    let why =
+        format!("--name names one checkpoint, and there are {count} processes: leave it out, or store them one by one");
+    ensure!(args.name.is_none() || count == 1, Coded(Code::Usage, why));
     let directories = paths::candidates(dir.clone());
     let command = Command { args, dir, directories, opened: OnceLock::new(), opening: Mutex::new(()) };
     match &args.targets[..] {
@@ -301,7 +301,10 @@ pub(crate) fn explain(error: anyhow::Error, pool: &str) -> anyhow::Error {
     if !take.is_some_and(TakeError::is_full) && !store.is_some_and(StoreError::is_full) {
         return error;
     }
-    error.context(format!("pool {pool} is full: `pageone pool rm {pool} CHECKPOINT` removes an earlier checkpoint"))
+    error.context(format!(
+        "pool {pool} is full: `pageone pool rm {pool} NAME` removes an earlier checkpoint, `pageone snapshot rm {pool} NAME` a \
+         snapshot"
+    ))
 }
 
 /// Says what was stored since `start`; `stream`: bytes of a snapshot's devices.
@@ -327,12 +330,11 @@ pub(crate) fn report(
     json.line(&value, || {
         let devices = stream.map_or(String::new(), |bytes| format!(" devices {},", size(bytes as u64)));
         format!(
-            "{}: {} of memory, {} stored,{devices} {seconds:.2} s, {} round{}, stopped for {pause_ms:.1} ms",
+            "{}: {} of memory, {} stored,{devices} {seconds:.2} s, {}, stopped for {pause_ms:.1} ms",
             checkpoint.name,
             size(memory),
             size(stored),
-            taken.rounds,
-            if taken.rounds == 1 { "" } else { "s" }
+            counted(taken.rounds, "round")
         )
     })
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use control::units::counted;
 use serde_json::json;
 
 use crate::cmd::Json;
@@ -27,15 +28,17 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         // Once for each number of pages: the time runs by itself.
         if told.replace(pages) != Some(pages) {
             output::note!(
-                "waiting for {pages} pages that were written lately, up to {seconds} s: a device may be writing to them"
+                "waiting up to {seconds} s for what was written lately, {}: a device may be writing to it",
+                counted(pages as usize, "page")
             );
         }
     })?;
     args.json.line(&json!({ "pid": pid, "pages_retained": retained }), || match retained {
         0 => format!("process {pid} has its memory back"),
         _ => format!(
-            "process {pid} has its memory back\n{retained} pages stay in mappings of the store: they are pinned, or \
-             written all the time; the program keeps them"
+            "process {pid} has its memory back\nin mappings of the store the program keeps what is pinned, or written \
+             all the time: {}",
+            counted(retained as usize, "page")
         ),
     })
 }

@@ -38,11 +38,9 @@ fn open() -> Result<Ksm> {
 /// For `pageone run --backend ksm`: makes all memory of this process mergeable by KSM, and of the
 /// program that it executes.
 pub(crate) fn enable(domain: Option<&str>) -> Result<()> {
-    ensure!(
-        domain.is_none(),
-        "KSM has no domains: it merges over all users and programs of the host; leave \
-                               --domain or --backend ksm out"
-    );
+    let why =
+        "KSM has no domains: it merges over all users and programs of the host; leave --domain or --backend ksm out";
+    ensure!(domain.is_none(), Coded(Code::Usage, why.into()));
     let ksm = open()?;
     let (major, minor, release) = kmem::procfs::kernel_release();
     ensure!(

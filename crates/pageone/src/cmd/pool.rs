@@ -8,7 +8,7 @@ mod turns;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use control::units::size;
+use control::units::{counted, size};
 use mpool::{Access, Depth, KeyPlace, MediaClass, OpenOptions, Pool, Rebuild, Registry};
 use serde_json::json;
 
@@ -17,6 +17,7 @@ pub(crate) use self::names::Names;
 pub(crate) use self::turns::{Storing, Turns, keepers, kept};
 use crate::cmd::table::{Column, Table, Tabular};
 use crate::cmd::{Json, Quiet};
+use crate::exit::{Code, Coded};
 
 /// Options of `pageone pool`.
 #[derive(clap::Args)]
@@ -73,7 +74,7 @@ enum Command {
     /// For another one, the key before must be where it was
     #[command(group = clap::ArgGroup::new("a key").required(true).args(["key_file", "kernel_key"]))]
     Key {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         #[command(flatten)]
         key: KeyArgs,
@@ -85,7 +86,7 @@ enum Command {
     },
     /// Remove a pool with all its contents
     Destroy {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         /// Confirm the removal
         #[arg(long)]
@@ -93,14 +94,14 @@ enum Command {
     },
     /// Give a pool another name
     Rename {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         from: String,
         /// The new name
         to: String,
     },
     /// Add a media class
     Add {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         /// staging
         class: MediaClass,
@@ -110,7 +111,7 @@ enum Command {
     /// Go on with a pool that was moved, copied, or restored from a backup in part: its directories
     /// are one pool from now on
     Adopt {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
     },
     /// Make superblocks and metadata anew, where a pool is refused because both copies have lost
@@ -133,7 +134,7 @@ enum Command {
     },
     /// Show the properties and the usage of a pool
     Show {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         #[command(flatten)]
         json: Json,
@@ -141,7 +142,7 @@ enum Command {
     /// Verify everything that is stored; with exclusive access, repair what can be repaired without
     /// loss
     Check {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         /// Metadata only: do not read the data
         #[arg(long)]
@@ -157,7 +158,7 @@ enum Command {
     },
     /// List the checkpoints in a pool
     Ls {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         #[command(flatten)]
         answer: Tabular,
@@ -166,14 +167,14 @@ enum Command {
     /// no other checkpoint has, `rm frees` what removing it frees at once; the rest of what it has
     /// alone is freed by `repack`
     Du {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         #[command(flatten)]
         answer: Tabular,
     },
     /// Remove a checkpoint
     Rm {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         /// The checkpoint
         checkpoint: String,
@@ -183,7 +184,7 @@ enum Command {
     /// Free the space of removed checkpoints in data mblocks of which others need a part: what is
     /// left of those that are half empty moves into new ones
     Repack {
-        /// Name, or path of the capacity class
+        /// Name, or capacity directory
         name: String,
         /// Compress the pages that only older checkpoints have, in frames of zstd. Those of the N
         /// newest checkpoints stay as they are (1 if N is not given; 0 spares none). An older
@@ -216,7 +217,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Key { name, key } => Pool::set_key(&registry.find(name)?, key.place())?,
         Command::List { answer } => list(&registry, *answer)?,
         Command::Destroy { name, yes } => {
-            ensure!(*yes, "this removes {name} with all that is in it; say --yes if that is what you want");
+            let why = format!("this removes {name} with all that is in it; say --yes if that is what you want");
+            ensure!(*yes, Coded(Code::Usage, why));
             registry.destroy(name)?;
         }
         Command::Rename { from, to } => registry.rename(from, to)?,
@@ -226,7 +228,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let has_memory = || pool.usage().map(|usage| usage.classes.iter().any(|c| c.class == MediaClass::Memory));
             ensure!(
                 *class != MediaClass::Memory || has_memory()?,
-                "nothing would lie in class memory: only staging can be added"
+                Coded(Code::Usage, "nothing would lie in class memory: only staging can be added".into())
             );
             pool.add_class(*class, directory)?;
         }
@@ -237,7 +239,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Rebuild { name, yes, free_lost, staging, memory } => {
             let how = Rebuild { free_lost: *free_lost, staging: staging.clone(), memory: memory.clone() };
             let path = registry.find(name)?;
-            ensure!(*yes, "{}", rebuild::warning(&path, &how));
+            ensure!(*yes, Coded(Code::Usage, rebuild::warning(&path, &how)));
             rebuild::run(&path, how)?;
         }
         Command::Show { name, json } => {
@@ -342,10 +344,11 @@ fn check(pool: &Pool, depth: Depth, json: Json) -> Result<()> {
     let value = json!({ "findings": findings, "mblocks": mblocks, "mlogs": logs, "read_bytes": bytes });
     json.print(&with_error(value, &written), || {
         let lines: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
-        format!("{lines}{mblocks} mblocks, {logs} logs, {} of data read\n", size(bytes))
+        let [mblocks, logs] = [(mblocks, "mblock"), (logs, "log")].map(|(n, word)| counted(n as usize, word));
+        format!("{lines}{mblocks}, {logs}, {} of data read\n", size(bytes))
     })?;
     written?;
-    ensure!(report.is_clean() && kept.is_empty(), "{} findings", findings.len());
+    ensure!(report.is_clean() && kept.is_empty(), "{}", counted(findings.len(), "finding"));
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use control::units::counted;
 use monitor::ui::{self, App, Theme};
 use monitor::{Recording, clock, view};
 
@@ -29,11 +30,11 @@ pub(crate) fn open(path: &Path) -> Result<Recording> {
     let recording = Recording::open(file).with_context(|| path.display().to_string())?;
     for damage in &recording.damage {
         output::note!(
-            "{}: {} bytes at {} cannot be read, nor {} moments behind them; the rest is shown",
+            "{}: {} at {} cannot be read, nor {} behind; the rest is shown",
             path.display(),
-            damage.bytes,
+            counted(damage.bytes as usize, "byte"),
             damage.offset,
-            damage.moments
+            counted(damage.moments, "moment")
         );
     }
     Ok(recording)

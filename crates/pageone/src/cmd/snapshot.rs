@@ -15,8 +15,10 @@ use anyhow::{Context, Result};
 use checkpoint::{Catalog, Checkpoint, View};
 use control::units::size;
 use mpool::{Access, Pool};
+use output::text::printable;
 use serde_json::json;
-use snapshot::record::Record;
+use snapshot::Left;
+use snapshot::record::{Description, Record};
 
 use crate::cmd::pool::{Names, date, keepers, kept};
 use crate::cmd::table::Column::{Number, Text};
@@ -99,8 +101,10 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
             if !catalog.has_beside(checkpoint) {
                 read(&catalog, checkpoint)?;
             }
+            let all = owned(all(&catalog));
             catalog.remove(&which.name)?;
             kept(&keepers(&pool)).iter().for_each(|kept| output::note!("{kept}"));
+            images(&pool, &all, |name| name == which.name).iter().for_each(|left| output::note!("{}", stays(left)));
             Ok(())
         }
     }
@@ -131,6 +135,33 @@ fn all(catalog: &Catalog) -> Vec<(&Checkpoint, Result<Record, String>)> {
     all
 }
 
+/// A snapshot, and what its record says, if it can be read.
+type Described = (Checkpoint, Option<Description>);
+
+/// The same without the catalogue, which changes.
+fn owned(all: Vec<(&Checkpoint, Result<Record, String>)>) -> Vec<Described> {
+    all.into_iter().map(|(c, record)| (c.clone(), record.ok().map(|record| record.description))).collect()
+}
+
+/// The images that those of these snapshots leave that are removed.
+fn images(pool: &Pool, all: &[Described], is_removed: impl Fn(&str) -> bool) -> Vec<Left> {
+    let (removed, others): (Vec<_>, Vec<_>) = all.iter().partition(|(c, _)| is_removed(&c.name));
+    let removed: Vec<&Description> = removed.into_iter().filter_map(|(_, one)| one.as_ref()).collect();
+    let others: Vec<_> = others.into_iter().map(|(c, one)| (c.name.as_str(), one.as_ref())).collect();
+    snapshot::left(pool.path(), &removed, &others)
+}
+
+/// What is said of an image that a removed snapshot has left.
+fn stays(left: &Left) -> String {
+    let (image, size) = (left.image.display(), size(left.bytes));
+    match &left.needed_by {
+        Some(by) => format!("{image} stays: snapshot {} needs it", printable(by)),
+        None => format!(
+            "{image} stays, {size}: no other snapshot of the pool needs it, but a guest, a clone or another pool's may"
+        ),
+    }
+}
+
 fn ls(pool: &Pool, answer: Tabular) -> Result<()> {
     let catalog = Catalog::open(pool)?;
     let all = all(&catalog);
@@ -159,9 +190,8 @@ fn ls(pool: &Pool, answer: Tabular) -> Result<()> {
                 row("damaged".into(), "?".into());
                 continue;
             };
-            let name = guests::words::name(&description.words).map(|name| name.into_owned());
-            let (guest, facts) = (name.or_else(|| description.guest()), &description.facts);
-            row(guest.unwrap_or_else(|| c.source.clone()), description.disks.len().to_string());
+            let facts = &description.facts;
+            row(description.guest(&c.source).called().to_owned(), description.disks.len().to_string());
             let (machine, cpu) = (&facts.machine, &facts.cpu);
             let (machine, cpu) = (machine.trim_end_matches("-machine"), cpu.trim_end_matches("-x86_64-cpu"));
             table.remark(&format!("{machine}, {cpu}, QEMU {}", facts.qemu));
@@ -171,79 +201,4 @@ fn ls(pool: &Pool, answer: Tabular) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use checkpoint::Store;
-    use mpool::BLOCK;
-
-    use super::*;
-
-    #[test]
-    fn a_checkpoint_is_no_snapshot_and_other_bytes_are_none_either() {
-        let dir = tempfile::tempdir().unwrap();
-        let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
-        let store = Store::new(Catalog::open(&pool).unwrap());
-        for (name, beside) in [("plain", None), ("other", Some(b"no record".to_vec()))] {
-            let mut writer = store.begin(name).unwrap();
-            writer.set_pages(1);
-            let page = vec![7; BLOCK];
-            let hash = checkpoint::hash(&page, writer.seed());
-            writer.put(&[0], &page, &[hash]).unwrap();
-            if let Some(bytes) = beside {
-                writer.keep_beside(bytes);
-            }
-            writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
-        }
-        let catalog = store.into_catalog();
-        let error = |name: &str| read(&catalog, catalog.find(name).unwrap()).err().unwrap().to_string();
-        assert!(error("plain").starts_with("plain is a checkpoint, and no snapshot: it has no devices"));
-        assert_eq!(error("other"), "cannot read snapshot other");
-        let listed = all(&catalog);
-        assert!(matches!(&listed[..], [(c, Err(_))] if c.name == "other"), "the list has it, and says why");
-    }
-
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(subcommand)]
-        command: Command,
-    }
-
-    /// Runs `pageone snapshot` with this pool behind the subcommand.
-    fn snapshot(pool: &std::path::Path, words: &[&str]) -> Result<()> {
-        let pool = pool.to_str().unwrap();
-        let all = ["snapshot", words[0], pool].into_iter().chain(words[1..].iter().copied());
-        super::run(&<Line as clap::Parser>::parse_from(all).command, None)
-    }
-
-    #[test]
-    fn one_damaged_snapshot_is_named_and_the_others_work() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pool");
-        let pool = Pool::create(&path, "test").unwrap();
-        let store = Store::new(Catalog::open(&pool).unwrap());
-        let words = ["-name", "web"].map(String::from).to_vec();
-        let (program, directory) = ("/q".into(), "/".into());
-        let facts = snapshot::Facts::default();
-        let description = snapshot::record::Description { program, directory, words, facts, ..Default::default() };
-        let good = Record { description, stream: Vec::new() }.encode();
-        for (name, beside) in
-            [("first", &good), ("bad", &b"damaged".to_vec()), ("second", &good), ("worse", &Vec::new())]
-        {
-            let mut writer = store.begin(name).unwrap();
-            writer.set_pages(1);
-            writer.keep_beside(beside.clone());
-            writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
-        }
-        drop((store, pool));
-        let names = || -> Vec<String> {
-            let pool = Pool::open(&path, mpool::OpenOptions::default()).unwrap();
-            Catalog::open(&pool).unwrap().checkpoints().iter().map(|c| c.name.clone()).collect()
-        };
-        snapshot(&path, &["ls"]).unwrap();
-        snapshot(&path, &["prune", "--keep-last", "1"]).unwrap();
-        assert_eq!(names(), ["bad", "second", "worse"], "what is damaged stays");
-        let error = snapshot(&path, &["export", "bad"]).unwrap_err().to_string();
-        assert_eq!(error, "cannot read snapshot bad");
-        snapshot(&path, &["rm", "bad"]).unwrap();
-        assert_eq!(names(), ["second", "worse"]);
-    }
-}
+mod tests;

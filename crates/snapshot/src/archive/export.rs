@@ -1,18 +1,19 @@
 //! Writing an archive.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 
 use checkpoint::{Image, ReadError};
+use kmem::account::Account;
 use mpool::{AlignedBuf, BLOCK};
 use output::Progress;
 use tar::{Builder, Header};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{About, ArchiveError, FORMAT, Summed, file_name, image_error};
-use crate::clone::check_image;
-use crate::record::{Disk, Record};
+use crate::clone::{CloneError, check_layers};
+use crate::record::{Layer, Record};
 
 /// A checkpoint with its record, to be exported.
 pub struct Exported<'a> {
@@ -28,6 +29,8 @@ pub struct Exported<'a> {
     pub record: &'a Record,
     /// Its memory.
     pub image: &'a Image,
+    /// As whom its disks' images are read ([`reader`](crate::rights::reader)).
+    pub account: &'a Account,
 }
 
 /// Writes a snapshot as an archive.
@@ -37,10 +40,9 @@ pub struct Exported<'a> {
 /// Then the archive lacks its sum.
 pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Result<(), ArchiveError> {
     let description = &what.record.description;
-    // Before, so that nothing is written in vain, and after: what was copied is what was stored.
-    let check = || description.disks.iter().try_for_each(|disk| check_image(disk).map(drop));
-    check()?;
-    let chains: Vec<Vec<PathBuf>> = description.disks.iter().map(chain).collect::<Result<_, ArchiveError>>()?;
+    // Before, so that nothing is written in vain.
+    let chains = || Ok(description.disks.iter().map(check_layers).collect::<Result<Vec<Vec<Layer>>, CloneError>>());
+    let chains = what.account.with_files(chains)??;
     let about = About {
         format: FORMAT,
         name: what.name.into(),
@@ -49,9 +51,9 @@ pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Resu
         regions: what.regions.into(),
         description: description.clone(),
         images: chains.iter().map(Vec::len).collect(),
-        allocated: chains.iter().flatten().map(|image| allocated(image)).sum(),
+        allocated: chains.iter().flatten().map(allocated).sum(),
     };
-    let len = |image: &PathBuf| std::fs::metadata(image).map_or(0, |meta| meta.len());
+    let len = |image: &Layer| image.len;
     let bytes = (what.image.filled().count() * BLOCK) as u64 + chains.iter().flatten().map(len).sum::<u64>();
     progress.begin("writing the archive", Some(bytes));
     let mut out = Out { tar: Builder::new(progress.wrap_write(out)), sum: Xxh3::new() };
@@ -70,12 +72,15 @@ pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Resu
     put?;
     for (disk, images) in chains.iter().enumerate() {
         for (number, image) in images.iter().enumerate() {
-            let file = claims::open(image).map_err(|e| image_error(image)(e.into()))?;
-            let len = file.metadata().map_err(image_error(image))?.len();
-            out.put(&file_name(disk, number), len, file.take(len)).map_err(image_error(image))?;
+            // What is copied is what was stored, whatever has its name by now.
+            let open = || Ok(claims::open(&image.image)?);
+            let file = what.account.with_files(open).map_err(image_error(&image.image))?;
+            ensure_same(&file, image)?;
+            let copied = out.put(&file_name(disk, number), image.len, (&file).take(image.len));
+            copied.map_err(image_error(&image.image))?;
+            ensure_same(&file, image)?;
         }
     }
-    check()?;
     let sum = format!("{:032x}", out.sum.digest128());
     out.put("xxh3", sum.len() as u64, sum.as_bytes())?;
     out.tar.into_inner()?.flush()?;
@@ -83,13 +88,13 @@ pub fn export(what: &Exported<'_>, out: impl Write, progress: &Progress) -> Resu
 }
 
 /// Bytes that an image takes on its file system. What cannot be read is said when it is copied.
-fn allocated(image: &Path) -> u64 {
-    std::fs::metadata(image).map_or(0, |meta| meta.len().min(meta.blocks() * 512))
+fn allocated(layer: &Layer) -> u64 {
+    std::fs::metadata(&layer.image).map_or(0, |meta| meta.len().min(meta.blocks() * 512))
 }
 
-/// A disk's image, the one below it, and so on.
-pub(super) fn chain(disk: &Disk) -> Result<Vec<PathBuf>, ArchiveError> {
-    disk.chain().map_err(|(image, source)| ArchiveError::Image { image, source })
+fn ensure_same(file: &File, stored: &Layer) -> Result<(), ArchiveError> {
+    let now = Layer::new(&stored.image, &file.metadata().map_err(image_error(&stored.image))?);
+    if now == *stored { Ok(()) } else { Err(CloneError::Changed(stored.clone(), now).into()) }
 }
 
 struct Out<W: Write> {

@@ -9,7 +9,7 @@
 //! Until `store` an interruption leaves nothing, and the pool is free for others.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use checkpoint::{BeginError, Others, Store, StoreError, Writer, ensure_name, hash};
@@ -21,8 +21,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{About, ArchiveError, FORMAT, Summed, file_name, image_error};
 use crate::names::make_read_only;
-use crate::qcow2;
-use crate::record::{DESCRIPTION, Record};
+use crate::qcow2::{self, MAX_IMAGES};
+use crate::record::{DESCRIPTION, Layer, Record};
 
 /// Bytes that are read at once: 256 pages.
 const AT_ONCE: usize = 256 * BLOCK;
@@ -154,15 +154,19 @@ impl Received {
         bytes.truncate(stream.len as usize);
         writer.keep_pool();
         commits();
-        let mut named = Named(Vec::new());
+        let (mut named, mut layers) = (Named(Vec::new()), Vec::new());
         for image in images {
-            let path = image.path().to_owned();
+            let path = std::path::absolute(image.path())?;
+            let file = image.file().try_clone()?;
             image.keep()?;
             named.0.push(path.clone());
+            // What was written, whatever has its name by now.
+            layers.push(Layer::new(&path, &file.metadata()?));
             make_read_only(&path).map_err(image_error(&path))?;
         }
-        for disk in &mut about.description.disks {
-            disk.note_layers().map_err(|(image, source)| ArchiveError::Image { image, source })?;
+        let mut layers = layers.into_iter();
+        for (disk, count) in about.description.disks.iter_mut().zip(&about.images) {
+            disk.layers = layers.by_ref().take(*count).collect();
         }
         writer.keep_beside(Record { description: about.description.clone(), stream: bytes }.encode());
         let stored = writer.commit(about.source.clone(), about.regions.clone());
@@ -306,8 +310,10 @@ impl<'b, R: Read> Parts<'b, R> {
         let bytes = bytes.filter(|bytes| bytes.is_multiple_of(BLOCK as u64) && *bytes < MEMORY);
         let bytes = bytes.ok_or_else(|| foreign("its regions cannot be".into()))?;
         claims::memory(bytes / OVERCOMMIT).map_err(|_| ArchiveError::Ram { gib: bytes >> 30, times: OVERCOMMIT })?;
-        if about.images.len() != about.description.disks.len() || about.images.contains(&0) {
-            return Err(foreign("its disks have no images".into()));
+        if about.images.len() != about.description.disks.len()
+            || about.images.iter().any(|count| !(1..=MAX_IMAGES).contains(count))
+        {
+            return Err(foreign("its disks have no images, or too many".into()));
         }
         Ok((about, bytes / BLOCK as u64))
     }
@@ -334,7 +340,12 @@ impl<'b, R: Read> Parts<'b, R> {
                 } else {
                     below_of(out.file(), below.as_deref())
                 };
-                raw = shows.map_err(|e| ArchiveError::Damaged(format!("its image {name}: {e}")))?;
+                raw = shows.map_err(|source| match source.kind() {
+                    ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::Other => {
+                        ArchiveError::Damaged(format!("its image {name}: {source}"))
+                    }
+                    _ => ArchiveError::Image { image, source },
+                })?;
                 all.push(out);
             }
         }

@@ -8,10 +8,10 @@ use checkpoint::{Catalog, Store, hash};
 use mpool::{BLOCK, Pool};
 use output::{Progress, Shown};
 
-use super::export::chain;
 use super::*;
 use crate::qcow2;
 use crate::record::{Disk, Layer, Record};
+use crate::rights::Account;
 
 /// A guest can write anything into a raw disk, also the header of an image above a file of the
 /// host's.
@@ -22,6 +22,10 @@ fn the_bytes_of_a_raw_image_are_never_taken_for_a_header() {
     qcow2::create(&secret, 1 << 20, None, 0o600).unwrap();
     qcow2::create_over(&raw, &secret, false).unwrap();
     let disk = |raw_image: bool| Disk { word: "disk".into(), image: raw.clone(), raw: raw_image, ..Disk::default() };
+    let chain = |disk: &Disk| -> io::Result<Vec<PathBuf>> {
+        let layers = disk.layers_by_headers().map_err(|(_, error)| error)?;
+        Ok(layers.into_iter().map(|layer| layer.image).collect())
+    };
     assert_eq!(chain(&disk(false)).unwrap(), [raw.clone(), secret.clone()]);
     assert_eq!(chain(&disk(true)).unwrap(), std::slice::from_ref(&raw));
     let over = dir.path().join("over.qcow2");
@@ -51,8 +55,12 @@ fn archive_to(directory: &Path, out: impl Write) -> Result<(), ArchiveError> {
     let (base, over) = (directory.join("base"), directory.join("over"));
     qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
     qcow2::create_over(&over, &base, false).unwrap();
-    let layers = vec![Layer::of(&base).unwrap()];
-    let record = record(vec![Disk { word: "over".into(), image: over, layers, ..Disk::default() }]);
+    let record = record_over(over, &base);
+    export_one(&stored(directory, &record), &record, &own(), out)
+}
+
+/// A pool with a snapshot of four pages.
+fn stored(directory: &Path, record: &Record) -> Store {
     let pool = Pool::create(&directory.join("from"), "from").unwrap();
     let store = Store::new(Catalog::open(&pool).unwrap());
     let mut writer = store.begin("one").unwrap();
@@ -62,11 +70,105 @@ fn archive_to(directory: &Path, out: impl Write) -> Result<(), ArchiveError> {
     writer.put(&[0, 3], &bytes, &hashes).unwrap();
     writer.keep_beside(record.encode());
     let regions = vec![(0, 4 * BLOCK as u64)];
-    writer.commit("q 1".into(), regions.clone()).unwrap();
+    writer.commit("q 1".into(), regions).unwrap();
+    store
+}
+
+fn own() -> Account {
+    Account::of(std::process::id()).unwrap()
+}
+
+/// The record of a guest with this image over that one.
+fn record_over(image: PathBuf, base: &Path) -> Record {
+    let layers = [&image, base].map(|image| Layer::of(image).unwrap()).to_vec();
+    record(vec![Disk { word: "over".into(), image, layers, ..Disk::default() }])
+}
+
+fn export_one(store: &Store, record: &Record, account: &Account, out: impl Write) -> Result<(), ArchiveError> {
+    let regions = vec![(0, 4 * BLOCK as u64)];
     let view = store.view();
     let image = view.image(view.find("one").unwrap()).unwrap();
-    let what = Exported { name: "one", created: 1, source: "q 1", regions: &regions, record: &record, image: &image };
+    let what = Exported { name: "one", created: 1, source: "q 1", regions: &regions, record, image: &image, account };
     export(&what, out, &Progress::new(Shown::Never))
+}
+
+#[test]
+fn what_was_imported_is_exported_and_imported_again() {
+    let from = tempfile::tempdir().unwrap();
+    let mut bytes = archive(from.path());
+    for _ in 0..3 {
+        let to = Place::new();
+        to.import(&bytes[..]).unwrap();
+        let image = |number| to.directory.path().join(format!("disks/one.disk-0-{number}"));
+        bytes.clear();
+        export_one(&to.store, &record_over(image(0), &image(1)), &own(), &mut bytes).unwrap();
+    }
+}
+
+/// Has an image show this file, by a header that is written anew, and sets its time back.
+fn turn(image: &Path, to: &Path) {
+    let (before, lie) = (std::fs::metadata(image).unwrap(), image.with_extension("lie"));
+    qcow2::create_over(&lie, to, true).unwrap();
+    std::fs::write(image, std::fs::read(&lie).unwrap()).unwrap();
+    std::fs::remove_file(lie).unwrap();
+    assert_eq!(before.len(), std::fs::metadata(image).unwrap().len());
+    std::fs::File::open(image).unwrap().set_modified(before.modified().unwrap()).unwrap();
+}
+
+/// Whoever has a stored image can write another header, and set its time back.
+#[test]
+fn an_image_that_shows_another_file_by_now_is_not_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let [base, over, secret] = ["base", "over", "secret"].map(|name| dir.path().join(name));
+    std::fs::write(&secret, "a secret of the host's").unwrap();
+    qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
+    qcow2::create_over(&over, &base, false).unwrap();
+    let record = record_over(over.clone(), &base);
+    let store = stored(dir.path(), &record);
+    export_one(&store, &record, &own(), io::sink()).unwrap();
+    // The base's own header, which had named none, and then that of the image over it.
+    for turned in [&base, &over] {
+        turn(turned, &secret);
+        let mut bytes = Vec::new();
+        let error = export_one(&store, &record, &own(), &mut bytes).unwrap_err().to_string();
+        let says = format!("the image {} shows other files than when it was stored", turned.display());
+        assert!(error.starts_with(&says) && bytes.is_empty(), "{error}");
+        let error = crate::clone::check_image(&record.description.disks[0]).unwrap_err();
+        assert!(matches!(error, CloneError::Shows(_)), "clones and `verify` look, too: {error}");
+    }
+}
+
+/// An earlier version has not noted the images, and a save notes what the headers say: a guest's
+/// lead to no file that it could not read.
+#[test]
+fn a_header_leads_to_no_file_that_the_guest_could_not_read() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root reads as others");
+        return;
+    }
+    let nobody = Account { uid: 65534, gid: 65534, groups: Vec::new(), capabilities: 0 };
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
+    let [base, over] = ["base", "over"].map(|name| dir.path().join(name));
+    qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
+    qcow2::create_over(&over, &base, false).unwrap();
+    chown(&over, Some(65534), None).unwrap();
+    let mut record = record_over(over, &base);
+    record.description.disks[0].layers.clear();
+    let store = stored(dir.path(), &record);
+    let mut export = || {
+        let noted = record.description.disks[0].note_layers(&nobody).map_err(|(image, _)| image);
+        record.description.disks[0].layers.clear();
+        let mut bytes = Vec::new();
+        (noted, export_one(&store, &record, &nobody, &mut bytes).map_err(|error| error.to_string()), bytes.len())
+    };
+    let (noted, exported, len) = export();
+    assert!(noted == Err(base.clone()) && len == 0, "{noted:?}");
+    assert!(exported.unwrap_err().contains("base can't be used"));
+    chown(&base, Some(65534), None).unwrap();
+    let (noted, exported, _) = export();
+    assert_eq!((noted, exported), (Ok(()), Ok(())));
 }
 
 /// While it is written, somebody writes to an image.

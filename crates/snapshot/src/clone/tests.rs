@@ -49,7 +49,7 @@ fn what_keeps_a_clone_from_starting_is_said() {
     let error = refused("sh", Path::new("/nonexistent/disk"), "c", &[]);
     assert!(!dir.path().join("c").exists());
     assert!(matches!(error, CloneError::Image { .. }), "{error}");
-    assert!(error.to_string().starts_with("the image /nonexistent/disk is missing or no qcow2"), "{error}");
+    assert!(error.to_string().starts_with("the image /nonexistent/disk can't be used"), "{error}");
     let changed = Layer { len: 1, ..Layer::of(&image).unwrap() };
     let error = check_layer(&changed).unwrap_err();
     assert!(matches!(error, CloneError::Changed(..)), "{error}");

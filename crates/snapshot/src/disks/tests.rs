@@ -56,7 +56,7 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     let base = dir.path().join("base.qcow2");
     qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
     let own = Account::of(std::process::id()).unwrap();
-    let overlay = Running::of_device("d0", &base).overlay("one");
+    let overlay = Running::of_device("d0", &base).overlay("one", &[]);
     // A file system without hard links.
     let link = || Running::of_device("d0", &base).make(&overlay, &own).unwrap_err();
     let error = kmem::testing::refusing(libc::SYS_linkat, None, libc::EPERM, link);
@@ -66,10 +66,23 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     std::fs::write(dir.path().join("base.one.qcow2"), "another's").unwrap();
     // What is there stays.
     let (named, own_name) = (|overlay: &Overlay| overlay.stored().file_name().unwrap().to_owned(), "base.one.qcow2");
-    let next = Running::of_device("d0", &base).first_overlay("one");
+    let next = Running::of_device("d0", &base).first_overlay("one", &[]);
     assert_eq!((named(&overlay), named(&next)), (own_name.into(), "base.one-1.qcow2".into()));
     let disk = Running { raw: true, ..Running::of_device("d0", Path::new("/nonexistent/disk")) };
-    let nowhere = disk.make(&disk.overlay("one"), &own).unwrap_err();
+    let nowhere = disk.make(&disk.overlay("one", &[]), &own).unwrap_err();
     assert!(matches!(nowhere, DiskError::Make { .. }), "{nowhere}");
     assert!(nowhere.to_string().starts_with("cannot make the image /"), "{nowhere}");
+}
+
+#[test]
+fn two_disks_with_one_stem_get_two_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let disks = ["vm.a", "vm.b", "vm.c"].map(|name| Running::of_device(name, &dir.path().join(name)));
+    disks.iter().for_each(|disk| qcow2::create(&disk.image, 1 << 20, None, 0o600).unwrap());
+    std::fs::write(dir.path().join("vm.one.qcow2"), "another's").unwrap();
+    let all = overlays(&disks, |disk, others| disk.first_overlay("one", others));
+    let own = Account::of(std::process::id()).unwrap();
+    disks.iter().zip(&all).for_each(|(disk, overlay)| disk.make(overlay, &own).unwrap());
+    let names = all.iter().map(|overlay| overlay.stored().file_name().unwrap().to_str().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), [1, 2, 3].map(|again| format!("vm.one-{again}.qcow2")));
 }

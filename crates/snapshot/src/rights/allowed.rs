@@ -59,7 +59,7 @@ const DEVICES: &str = "virtio-blk virtio-net virtio-scsi virtio-serial virtio-rn
 const BUSES: [&str; 5] = ["-pci", "-pci-transitional", "-pci-non-transitional", "-device", "-isa"];
 /// Parts that options may have besides the first.
 const NETWORK: &str =
-    "id hubid restrict net host dns dhcpstart hostname domainname hostfwd ipv4 ipv6 model mac netdev addr";
+    "id hubid restrict net host dns dhcpstart hostname domainname hostfwd ipv4 ipv6 model mac macaddr netdev addr";
 const CHARACTERS: &str = "id path server wait nowait mux size signal append cols rows width height";
 const SOCKET: &str = "server wait nowait";
 const DRIVE: &str = "file if id format media index bus unit cache aio discard detect-zeroes readonly read-only werror rerror \
@@ -108,6 +108,7 @@ fn is_taken(option: &Opt<'_>, disks: &[Disk]) -> bool {
         "name" | "append" | "pidfile" | "D" => true,
         "display" => matches!(value, "none" | "gtk" | "sdl" | "curses"),
         "vnc" => {
+            // Without an address it gets this host's own (`reached_from_here`).
             let display = ["127.0.0.1", "localhost", "[::1]", ""].iter().find_map(|host| {
                 let number = value.strip_prefix(host)?.strip_prefix(':')?;
                 number.parse::<u16>().ok()
@@ -118,6 +119,10 @@ fn is_taken(option: &Opt<'_>, disks: &[Disk]) -> bool {
             let bus = BUSES.iter().find_map(|bus| first.strip_suffix(bus));
             let is_known = has(DEVICES, first) || bus.is_some_and(|kind| has(DEVICES, kind));
             is_known && option.part("driver").is_none() && !value.contains('/')
+        }
+        // Newer QEMUs forward files, too.
+        "netdev" | "nic" | "net" if parts(value).any(|part| part.starts_with("hostfwd=") && part.contains('/')) => {
+            false
         }
         "netdev" => is_kind("user hubport", "type") && keys(1, NETWORK),
         "nic" | "net" => is_kind("user none nic", "type") && keys(1, NETWORK),
@@ -154,84 +159,4 @@ fn is_taken(option: &Opt<'_>, disks: &[Disk]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused_in(line: &str) -> Option<String> {
-        let words: Vec<String> = line.split(' ').map(String::from).collect();
-        refused(&words, &[Disk { word: "/d/a.qcow2".into(), image: "/x".into(), ..Disk::default() }])
-    }
-
-    #[test]
-    fn what_a_clone_has_for_itself_is_taken() {
-        for line in [
-            "-nodefaults -no-user-config -display none -m 64 -smp 2 -cpu qemu64,-cx16 -accel tcg,tb-size=16",
-            "-machine q35,accel=kvm -device virtio-blk-pci,drive=d0,bootindex=1 -device vmgenid,guid=auto",
-            "-drive file=/d/a.qcow2,if=none,id=d0,format=qcow2 -hda /d/a.qcow2 -drive media=cdrom,if=ide",
-            "-blockdev qcow2,node-name=n,file.driver=file,file.filename=/d/a.qcow2",
-            "-netdev hubport,hubid=0,id=h -netdev user,id=n,net=10.0.0.0/24,hostfwd=tcp::22-:22,hostfwd=tcp::80-:80 -device virtio-net-pci,netdev=n",
-            "-chardev socket,id=q,path=/run/x/q,server=on,wait=off -qmp unix:/run/y,server=on -serial file:/var/log/x",
-            "-name guest=web,process=x -uuid 1 -pidfile /run/x.pid -vnc :3 -vnc unix:/run/v -monitor none",
-            "-object rng-random,id=r,filename=/dev/urandom -device virtio-rng-pci,rng=r -smbios type=1,serial=x",
-        ] {
-            assert_eq!(refused_in(line), None);
-        }
-    }
-
-    #[test]
-    fn what_may_reach_the_host_is_refused_by_name() {
-        for line in [
-            "-netdev bridge,id=n,br=x,helper=/bin/id",
-            "-netdev bridge,id=n,br=x,helper=id",
-            "-netdev tap,id=n,script=/x",
-            "-netdev user,id=n,guestfwd=tcp:10.0.2.1:80-cmd:id",
-            "-netdev user,id=n,smb=/",
-            "-netdev user,id=n,type=tap",
-            "-nic tap",
-            "-chardev pipe,id=c,path=/x",
-            "-chardev socket,id=c,path=/run/docker.sock",
-            "-chardev socket,id=c,host=10.0.0.1,port=1,server=on",
-            "-chardev socket,id=c,path=/a,server=on,backend=pipe",
-            "-chardev null,id=c,logfile=/etc/x",
-            "-serial unix:/a",
-            "-serial mon:unix:/a,server=on",
-            "-serial /dev/ttyS0",
-            "-serial tcp:10.0.0.1:1",
-            "-readconfig x",
-            "-plugin x.so",
-            "-fsdev local,id=f,path=/",
-            "-virtfs local,path=/",
-            "-incoming exec:id",
-            "-runas root",
-            "-chroot /x",
-            "-gdb tcp::1",
-            "-kernel /boot/x",
-            "-machine pc,kernel=/etc/shadow",
-            "-drive file=/etc/shadow,format=raw",
-            "-drive file=/d/a.qcow2,file.driver=nbd",
-            "-drive driver=nbd,host=x",
-            "-hda /etc/shadow",
-            "/etc/shadow",
-            "-blockdev qcow2,node-name=n,file.driver=file,file.filename=/etc/shadow",
-            "-blockdev raw,node-name=n,file.driver=host_device,file.filename=/d/a.qcow2",
-            "-blockdev {\"driver\":\"file\"}",
-            "-device vfio-pci,host=01:00.0",
-            "-device virtio-input-host-pci,evdev=/dev/input/event0",
-            "-device loader,file=x",
-            "-device virtio-net-pci,romfile=/etc/shadow",
-            "-device virtio-net-pci,driver=loader",
-            "-device virtio-net-device-pci",
-            "-object memory-backend-file,id=m,mem-path=/x",
-            "-object rng-random,id=r,filename=/dev/sda",
-            "-object rng-random,id=r,filename=/dev/urandom,filename=/dev/sda",
-            "-drive file=/d/a.qcow2,file=/etc/shadow",
-            "-blockdev qcow2,node-name=n,file.driver=file,file.driver=nbd,file.filename=/d/a.qcow2",
-            "-object iothread,id=i,qom-type=filter-dump,file=x",
-            "-object secret,id=s,file=/etc/shadow",
-            "-fw_cfg name=opt/x,file=/etc/shadow",
-            "-append -hda /etc/shadow",
-        ] {
-            assert!(refused_in(line).is_some(), "{line}");
-        }
-    }
-}
+mod tests;

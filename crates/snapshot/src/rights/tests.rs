@@ -1,7 +1,7 @@
 use std::os::unix::fs::{PermissionsExt, chown};
 
 use super::*;
-use crate::record::Source;
+use crate::record::{Disk, Layer, Source};
 
 const NOBODY: u32 = 65534;
 
@@ -55,7 +55,10 @@ fn a_guest_of_a_container_or_with_words_of_anothers_is_not_tried_unasked() {
     assert!(trial(&of(0, false, &reaching), false).is_ok(), "the caller's own");
     // Nor is it run as who it was there.
     let error = Rights::of(&inside, &[pool], asked(None, false)).unwrap_err().to_string();
-    assert!(error.starts_with("this snapshot is of a guest in a container, with mounts, users or"), "{error}");
+    assert!(
+        error.starts_with("this snapshot is of a guest in a container, with mounts, users, processes or"),
+        "{error}"
+    );
 }
 
 fn is_root() -> bool {
@@ -97,6 +100,36 @@ fn clones_run_as_their_source_and_whose_is_not_known_as_nobody_is_asked() {
     assert!(error.starts_with("/bin/sh is no QEMU, and this snapshot was imported"), "{error}");
     // Its own may be another.
     assert!(of(&Description { imported: false, ..shell }, asked(None, false)).is_ok());
+}
+
+#[test]
+fn images_are_copied_as_their_guest_and_of_others_unread() {
+    if !is_root() {
+        return;
+    }
+    let (_dir, pool, stored) = stored();
+    let of = |description: &Description, trust| {
+        let read = reader(description, std::slice::from_ref(&pool), &asked(None, trust));
+        read.map(|account| account.uid).map_err(|error| error.to_string())
+    };
+    assert_eq!((of(&stored, false), of(&stored, true)), (Ok(NOBODY), Ok(0)));
+    let disk = |layers: Vec<Layer>| Disk { layers, ..Disk::default() };
+    let noted = vec![disk(vec![Layer::of(&stored.program).unwrap()])];
+    let imported = |disks| Description { imported: true, disks, ..stored.clone() };
+    assert_eq!(of(&imported(noted), false), Ok(0), "import has noted what it wrote");
+    let elsewhere = Source { elsewhere: true, ..stored.source.clone().unwrap() };
+    for (doubtful, why) in [
+        (imported(vec![disk(Vec::new())]), "was imported"),
+        (Description { source: Some(elsewhere), ..stored.clone() }, "is of a guest in a container"),
+        (Description { source: None, ..stored.clone() }, "was stored by an earlier version"),
+    ] {
+        let error = of(&doubtful, false).unwrap_err();
+        assert!(error.starts_with(&format!("this snapshot {why}")) && error.contains("--trust copies all"), "{error}");
+        assert_eq!(of(&doubtful, true), Ok(0));
+    }
+    allow(&pool, 0o777);
+    let error = of(&stored, false).unwrap_err();
+    assert!(error.starts_with("this snapshot lies in a pool that others can change"), "{error}");
 }
 
 #[test]

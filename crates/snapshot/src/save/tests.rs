@@ -50,7 +50,8 @@ fn shell() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let qemu = dir.path().join("qemu-system-x86_64");
-    std::fs::copy("/bin/sh", &qemu).unwrap();
+    // A child of another test may have open what this process writes: then it cannot be run.
+    assert!(Command::new("cp").arg("/bin/sh").arg(&qemu).status().unwrap().success());
     (dir, qemu)
 }
 
@@ -228,6 +229,24 @@ fn without_a_pipe_there_is_no_device_stream() {
     let error = std::thread::scope(|scope| scope.spawn(test).join().unwrap());
     assert!(matches!(error, SaveError::Stream(_)), "{error}");
     assert_eq!(error.to_string(), "cannot read the device stream");
+}
+
+/// It would put back the images of a stored snapshot if the command were killed then.
+#[test]
+fn nothing_is_stored_while_the_guard_does_not_know_that_the_images_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let store = Store::new(Catalog::open(&pool).unwrap());
+    let mut writer = store.begin("one").unwrap();
+    writer.set_pages(1);
+    let (socket, pid) = ("/nonexistent/guest.qmp".into(), std::process::id() as i32);
+    let task = Task { socket, pid, ran: false, bandwidth: 0, overlays: Vec::new(), downtime: None };
+    let guest = Guest { qmp: fake::qemu(|_| json!({})), ..guest(RUNS).unwrap() };
+    let (taken, guard) = (Ok((Taken::default(), Vec::new())), Guard::start(&["true".into()]).unwrap());
+    let saved = guest.finish(taken, task, &guard, writer, vec![(0, 4096)], &mut |_| {});
+    let error = saved.map(drop).unwrap_err();
+    assert!(matches!(error, SaveError::Undo(UndoError::Guard(_))), "{error}");
+    assert!(store.view().checkpoints().is_empty());
 }
 
 /// A guest is put back when its snapshot is known not to be there, and only then.

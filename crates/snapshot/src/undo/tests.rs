@@ -3,6 +3,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::fs::FileType;
+
 use super::*;
 use crate::disks::Running;
 
@@ -27,9 +29,15 @@ fn a_lock_that_an_earlier_version_made_as_root_is_taken() {
     std::fs::rename(&lock, dir.path().join("other")).unwrap();
     std::os::unix::fs::symlink("other", &lock).unwrap();
     let linked = take().map(drop);
+    // Nor is a FIFO of its, which would be waited for.
+    std::fs::remove_file(&lock).unwrap();
+    rustix::fs::mknodat(CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    chown(&lock, Some(65534), None).unwrap();
+    let fifo = take().map(drop);
     guest.kill().unwrap();
     guest.wait().unwrap();
     assert!(first.is_ok() && matches!(second, Err(UndoError::Busy(_))) && matches!(linked, Err(UndoError::Lock(_))));
+    assert!(matches!(fifo, Err(UndoError::Lock(_))));
 }
 
 #[test]
@@ -49,48 +57,138 @@ fn a_guest_that_is_being_put_back_is_not_stored_again() {
     assert!(take(PATIENCE).is_ok());
 }
 
+/// A guest with an image over its disk, as its command was killed when QEMU had opened that.
+struct Covered {
+    dir: tempfile::TempDir,
+    live: PathBuf,
+    overlay: Overlay,
+    task: Task,
+    /// How many jobs QEMU has: there is one from its beginning to its end.
+    jobs: Arc<AtomicUsize>,
+    /// Each command that QEMU was told, and whether the disk's name was the base's then.
+    told: Arc<Mutex<Vec<(String, bool)>>>,
+}
+
+impl Covered {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let live = dir.path().join("disk.qcow2");
+        crate::qcow2::create(&live, 1 << 20, None, 0o600).unwrap();
+        let disk = Running::of_device("d0", &live);
+        let overlay = disk.overlay("one", &[]);
+        disk.make(&overlay, &Account::of(std::process::id()).unwrap()).unwrap();
+        let (socket, overlays) = (dir.path().join("none"), vec![overlay.clone()]);
+        let task = Task { socket, pid: 1, ran: true, bandwidth: 0, overlays, downtime: None };
+        Self { dir, live, overlay, task, jobs: Arc::default(), told: Arc::default() }
+    }
+
+    /// QEMU. `commits`: whether it can; `full`: whether the guest stands at its first write to the
+    /// image.
+    fn qemu(&self, commits: bool, full: bool) -> Monitor {
+        let (runs, jobs, node) = (AtomicBool::new(false), self.jobs.clone(), self.overlay.writes_by().to_owned());
+        let (told, live, has_image) = (self.told.clone(), self.live.clone(), AtomicBool::new(true));
+        let inode = |name: &Path| std::fs::metadata(name).unwrap().ino();
+        let base = inode(self.overlay.stored());
+        crate::fake::qemu(move |command| {
+            told.lock().unwrap().push((command.to_owned(), inode(&live) == base));
+            let writes_there = has_image.load(Ordering::Relaxed);
+            match command {
+                "cont" | "stop" => runs.store(command == "cont" && !(full && writes_there), Ordering::Relaxed),
+                "block-commit" => jobs.store(1, Ordering::Relaxed),
+                "block-job-complete" => {
+                    jobs.store(0, Ordering::Relaxed);
+                    has_image.store(!commits, Ordering::Relaxed);
+                }
+                _ => {}
+            }
+            let (job, node) = (json!({ "device": node, "ready": true }), json!({ "node-name": node }));
+            match command {
+                "query-status" if runs.load(Ordering::Relaxed) => json!({ "status": "running" }),
+                "query-status" => json!({ "status": if full && writes_there { "io-error" } else { "paused" } }),
+                "query-block" if writes_there => json!([{ "device": "d0", "inserted": node }]),
+                "query-block-jobs" => json!(vec![job; jobs.load(Ordering::Relaxed)]),
+                "query-named-block-nodes" if writes_there => json!([node]),
+                _ => json!([]),
+            }
+        })
+    }
+
+    /// Whether the disk's name was the base's, each time that QEMU was told this.
+    fn when(&self, name: &str) -> Vec<bool> {
+        let told = self.told.lock().unwrap();
+        told.iter().filter(|(command, _)| command == name).map(|(_, is_base)| *is_base).collect()
+    }
+
+    fn files(&self) -> Vec<std::ffi::OsString> {
+        std::fs::read_dir(self.dir.path()).unwrap().flatten().map(|entry| entry.file_name()).collect()
+    }
+}
+
 /// The guest runs only while its disk's name is that of the image that it writes to. QEMU is
 /// told to open files only while each has the name by which QEMU knows it.
 #[test]
 fn a_disk_has_its_name_before_its_guest_goes_on_and_the_base_has_it_while_qemu_opens_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let live = dir.path().join("disk.qcow2");
-    crate::qcow2::create(&live, 1 << 20, None, 0o600).unwrap();
-    let disk = Running::of_device("d0", &live);
-    let overlay = disk.overlay("one");
-    disk.make(&overlay, &Account::of(std::process::id()).unwrap()).unwrap();
-    let (socket, overlays) = (dir.path().join("none"), vec![overlay.clone()]);
-    let task = Task { socket, pid: 1, ran: true, bandwidth: 0, overlays, downtime: None };
-    let (runs, jobs, seen) = (AtomicBool::new(false), AtomicUsize::new(0), Arc::new(Mutex::new(Vec::new())));
-    let (node, all, stored) = (overlay.writes_by().to_owned(), seen.clone(), overlay.stored().to_owned());
-    let qmp = &mut crate::fake::qemu(move |command| {
-        let inode = |name: &Path| std::fs::metadata(name).map(|meta| meta.ino()).ok();
-        all.lock().unwrap().push((command.to_owned(), inode(&live) == inode(&stored)));
-        match command {
-            "cont" | "stop" => runs.store(command == "cont", Ordering::Relaxed),
-            // There is one from its beginning to its end.
-            "block-commit" => jobs.store(1, Ordering::Relaxed),
-            "block-job-complete" => jobs.store(0, Ordering::Relaxed),
-            _ => {}
+    let guest = Covered::new();
+    guest.task.undo(&mut guest.qemu(true, false), &Guard::thread()).unwrap();
+    assert_eq!(guest.when("cont"), [false, true], "at once, and when all is in the base");
+    assert_eq!((guest.when("block-commit"), guest.when("block-job-complete")), (vec![true], vec![true]));
+    assert_eq!(guest.when("stop"), [false], "while it is committed the live image has the name");
+    assert_eq!(guest.when("closefd").len(), 1, "nobody waits for a stream that never begins");
+    assert_eq!(guest.files(), ["disk.qcow2"]);
+}
+
+/// A job that fails is gone, as one that has ended.
+#[test]
+fn what_qemu_did_not_put_back_is_not_taken_for_put_back() {
+    let guest = Covered::new();
+    let error = guest.task.undo(&mut guest.qemu(false, false), &Guard::thread()).unwrap_err();
+    assert!(matches!(error, MonitorError::NotPutBack(_)), "{error}");
+    assert!(error.to_string().starts_with("QEMU did not put back what was written to disk d0, whose"), "{error}");
+    assert_eq!(guest.when("cont"), [false, false], "the disk's name is the image's that the guest writes to");
+    assert!(guest.overlay.stored().exists());
+    // The next try.
+    guest.task.undo(&mut guest.qemu(true, false), &Guard::thread()).unwrap();
+    assert_eq!(guest.files(), ["disk.qcow2"]);
+}
+
+#[test]
+fn a_guest_whose_disk_is_full_goes_on_when_what_it_wrote_is_put_back() {
+    let guest = Covered::new();
+    let mut qmp = guest.qemu(true, true);
+    guest.task.cancel(&mut qmp).unwrap();
+    guest.task.undo_settings(&mut qmp, &|_| {}).unwrap();
+    assert_eq!(qmp.state().unwrap(), "running");
+    assert_eq!(guest.files(), ["disk.qcow2"]);
+}
+
+/// Whoever had told QEMU to end it was killed: QEMU ends it when it comes to it.
+#[test]
+fn a_job_that_ends_gives_the_base_its_name_before_the_guest_goes_on() {
+    let guest = Covered::new();
+    guest.jobs.store(1, Ordering::Relaxed);
+    guest.task.go_on(&mut guest.qemu(true, false)).unwrap();
+    assert_eq!(guest.when("cont"), [true]);
+    assert_eq!(guest.files(), ["disk.qcow2"]);
+}
+
+/// QEMU ends while it has the base's name open: when it begins a commit, and when it ends one.
+#[test]
+fn a_disk_has_all_that_was_written_when_qemu_ends_while_it_is_put_back() {
+    for was_written in [true, false] {
+        let guest = Covered::new();
+        let names = std::fs::read_dir(guest.dir.path()).unwrap().flatten();
+        let image = names.map(|entry| entry.path()).find(|path| *path == guest.overlay.image).unwrap();
+        let inode = |name: &Path| std::fs::metadata(name).unwrap().ino();
+        let (base, new) = (inode(&guest.live), inode(&image));
+        if was_written {
+            // A word of its table.
+            let image = File::options().write(true).open(image).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&image, &[1], 3 << 16).unwrap();
         }
-        let job = json!({ "device": "pageone-undo", "ready": true });
-        match command {
-            "query-status" => json!({ "status": if runs.load(Ordering::Relaxed) { "running" } else { "paused" } }),
-            "query-block" => json!([{ "device": "d0", "inserted": { "node-name": node } }]),
-            "query-block-jobs" => json!(vec![job; jobs.load(Ordering::Relaxed)]),
-            "query-named-block-nodes" => json!([]),
-            _ => json!({}),
-        }
-    });
-    // As the command was killed when QEMU had opened the new image.
-    task.undo(qmp, &Guard::thread()).unwrap();
-    let when = |name: &str| -> Vec<bool> {
-        let seen = seen.lock().unwrap();
-        seen.iter().filter(|(command, _)| command == name).map(|(_, is_base)| *is_base).collect()
-    };
-    assert_eq!(when("cont"), [false, true], "at once, and when all is in the base");
-    assert_eq!((when("block-commit"), when("block-job-complete")), (vec![true], vec![true]));
-    assert_eq!(when("stop"), [false], "while it is committed the live image has the name");
-    let left = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.file_name());
-    assert_eq!(left.collect::<Vec<_>>(), ["disk.qcow2"]);
+        std::fs::set_permissions(guest.overlay.stored(), PermissionsExt::from_mode(0o400)).unwrap();
+        assert!(put_back(&serde_json::to_value(&guest.task).unwrap(), &|| true));
+        assert_eq!(inode(&guest.live), if was_written { new } else { base });
+        assert_eq!(guest.overlay.stored().exists(), was_written, "an image that has nothing goes");
+        assert_eq!(std::fs::metadata(&guest.live).unwrap().mode() & 0o777, 0o600);
+    }
 }

@@ -75,9 +75,9 @@ pub(super) fn stray(host: &Host, _: Random) {
     }
 }
 
-/// A pool whose header is right, so that the daemon asks its monitor.
-fn good_pool() -> OwnedFd {
-    let bytes = ppr::Layout::for_frames(PAGES as u64).unwrap().pool_bytes();
+/// A pool for so many pages whose header is right, so that the daemon asks its monitor, or sweeps.
+pub(super) fn good_pool(pages: usize) -> OwnedFd {
+    let bytes = ppr::Layout::for_frames(pages as u64).unwrap().pool_bytes();
     let fd = memfd(bytes);
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
     let mapped = kmem::memfd::map_shared(&fd, bytes).unwrap();
@@ -85,13 +85,14 @@ fn good_pool() -> OwnedFd {
     // SAFETY: `mapped` lives until the end of this function, and the file cannot shrink.
     let pool = unsafe { ppr::Pool::from_mapping(start, mapped.len()) }.unwrap();
     pool.initialise();
+    ppr::Guest::new(&pool).mark(0..pages as u64 / 2);
     drop(pool);
     fd
 }
 
 /// Pools that are none, and pools whose monitors never answer, or never stop.
 pub(super) fn pools(host: &Host, mut random: Random) {
-    let (good, bad, start) = (good_pool(), some(), map(PAGES * PAGE));
+    let (good, bad, start) = (good_pool(PAGES), some(), map(PAGES * PAGE));
     let mut kept = Vec::new();
     loop {
         host.step();

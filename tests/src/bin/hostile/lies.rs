@@ -1,16 +1,21 @@
 //! Clients with real memory whose agents lie, or say nothing.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
+use wire::recycle::{Extent, Pool, Recycled, Sweep};
 use wire::{Digests, Merge, Outcome, PageNo, RegionId, Report, Run, RunOutcome, ToAgent, ToDaemon};
 
-use super::memory::{PAGE, Tracked, map};
+use super::descriptors::good_pool;
+use super::memory::{PAGE, Tracked, map, reserve};
 use super::peer::Peer;
 use super::processes::fork;
 use super::{Host, Random};
 
 /// Pages of a liar.
 const PAGES: usize = 4096;
+/// Bytes that a liar about free pages reserves and never touches: 16 GiB.
+const RESERVED: usize = 16 << 30;
 /// Clients at a time. A process is one client: a second connection takes the place of the first.
 const CLIENTS: usize = 4;
 /// How long a client stays to which the daemon says nothing.
@@ -122,6 +127,35 @@ pub(super) fn unanswered(host: &Host, mut random: Random) {
         }
         _ => Vec::new(),
     });
+}
+
+/// Clients that recycle what they never had, again and again, and have given back all that there
+/// is.
+pub(super) fn free_pages(host: &Host, mut random: Random) {
+    let pool = good_pool(PAGES);
+    let (memory, real) = (Tracked::new(PAGES), reserve(RESERVED).unwrap_or(1 << 16));
+    let far = (RESERVED / PAGE) as u32;
+    loop {
+        memory.fill(|page| 1 + page as u64 / 2);
+        let Ok(peer) = Peer::client(host, &[(memory.start(), PAGES * PAGE), (real, RESERVED)]) else { continue };
+        let extents = vec![Extent { frame: 0, region: RegionId(0), run: Run::new(PageNo(0), PAGES as u32) }];
+        let said = ToDaemon::Pool(Pool { extents, period_ms: 100 });
+        let _ = peer.send_bytes(&wire::encode(&said), &[pool.as_fd()]);
+        for _ in 0..100 {
+            let region = RegionId(random.below(2) as u32);
+            let all = if region == RegionId(0) { PAGES as u32 } else { far };
+            let from = random.below(u64::from(all)) as u32;
+            let runs = vec![Run::new(PageNo(from), all - from); 1 + random.below(8) as usize];
+            let claim = Recycled { region, runs };
+            let claim = if random.below(2) == 0 { ToDaemon::Recycled(claim) } else { ToDaemon::Zeros(claim) };
+            let most = u64::MAX;
+            let swept = Sweep { pages: most, runs: most, lost: most, sweep_ns: most, more: true, ..Sweep::default() };
+            host.step();
+            if peer.send(&claim).and_then(|()| peer.send(&ToDaemon::Swept(swept))).is_err() || !peer.is_kept() {
+                break;
+            }
+        }
+    }
 }
 
 /// Control pages that are somewhere else, or nowhere, or never mapped.

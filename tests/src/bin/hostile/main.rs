@@ -15,11 +15,13 @@
 mod connections;
 mod control;
 mod descriptors;
+mod exporter;
 mod lies;
 mod memory;
 mod peer;
 mod processes;
 mod regions;
+mod uids;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -30,6 +32,8 @@ use processes::{fork, kill_group, reap_all};
 
 /// What an attack knows.
 struct Host {
+    /// The user that attacks.
+    uid: u32,
     /// The daemon's agent socket.
     agents: PathBuf,
     /// Its control socket.
@@ -100,6 +104,10 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("forks", processes::forks),
     ("siblings", processes::siblings),
     ("freezes", control::freezes),
+    ("mappers", memory::mappers),
+    ("lying-about-free-pages", lies::free_pages),
+    (uids::NAME, uids::subordinates),
+    (exporter::NAME, exporter::flood),
 ];
 
 /// How long an attack of the mix goes on.
@@ -118,11 +126,12 @@ fn main() {
     };
     let directory = Path::new(directory);
     let host = Host {
+        uid: uid.parse().unwrap(),
         agents: directory.join("agent.sock"),
         control: directory.join("control.sock"),
         steps: memory::shared_counter(),
     };
-    user::become_user(uid.parse().unwrap()).unwrap();
+    assert!(processes::succeeds(|| processes::become_user(host.uid)), "it cannot become user {uid}");
     user::last_cpu_only();
     processes::adopt_orphans();
     let random = Random::new(seed.parse().unwrap());
@@ -137,6 +146,9 @@ fn main() {
 fn start(host: &Host, name: &str, random: Random) -> i32 {
     fork(|| {
         processes::new_group();
+        if !["mix", uids::NAME, exporter::NAME].contains(&name) {
+            processes::become_user(host.uid);
+        }
         match name.strip_prefix("burn=") {
             Some(share) => burn(share.parse().unwrap()),
             None if name == "mix" => mix(host, random),

@@ -162,3 +162,34 @@ pub(super) fn busy(host: &Host, mut random: Random) {
     }
     super::processes::reap_all();
 }
+
+/// Maps a segment of the store very often, and introduces itself again and again: the daemon looks
+/// at all that a client maps.
+pub(super) fn mappers(host: &Host, _: Random) {
+    const LEN: usize = wire::SEGMENT_PAGES as usize * PAGE;
+    const TIMES: usize = 30_000;
+    for _ in 1..2 {
+        fork(|| map_again(host, TIMES, LEN));
+    }
+    map_again(host, TIMES, LEN);
+}
+
+fn map_again(host: &Host, times: usize, len: usize) {
+    let memory = Tracked::new(256);
+    memory.fill(|page| 1 + page as u64 / 2);
+    let introduce = || Peer::client(host, &[(memory.start(), 256 * PAGE)]);
+    let mut fds = Vec::new();
+    while fds.is_empty() {
+        let Ok(peer) = introduce() else { continue };
+        while fds.is_empty() && matches!(peer.hear_all(Duration::from_secs(1), &mut fds), Ok(Some(_))) {}
+    }
+    for _ in 0..times {
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses; no other code knows it.
+        unsafe { libc::mmap(null_mut(), len, libc::PROT_READ, flags, std::os::fd::AsRawFd::as_raw_fd(&fds[0]), 0) };
+    }
+    loop {
+        let _ = introduce();
+        host.step();
+    }
+}

@@ -102,7 +102,8 @@ impl Peer {
         self.hear_all(time, &mut Vec::new())
     }
 
-    fn hear_all(&self, time: Duration, fds: &mut Vec<OwnedFd>) -> io::Result<Option<ToAgent>> {
+    /// The same, with the descriptors that come with it.
+    pub(super) fn hear_all(&self, time: Duration, fds: &mut Vec<OwnedFd>) -> io::Result<Option<ToAgent>> {
         let mut packet = vec![0; wire::MAX_MESSAGE];
         self.wait(PollFlags::IN, time);
         match self.conn.recv(&mut packet, fds)? {

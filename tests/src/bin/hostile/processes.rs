@@ -39,6 +39,14 @@ pub(super) fn wait_for(child: i32) {
     }
 }
 
+/// Whether a child process can do this.
+pub(super) fn succeeds(body: impl FnOnce()) -> bool {
+    let (child, mut status) = (fork(body), -1);
+    // SAFETY: the status is written before the call returns.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    status == 0
+}
+
 /// Waits until no child is left.
 pub(super) fn reap_all() {
     // SAFETY: a null status is allowed.
@@ -64,9 +72,15 @@ pub(super) fn kill_group(group: i32) {
 }
 
 /// The calling process is killed when its parent ends.
-fn die_with_parent() {
+pub(super) fn die_with_parent() {
     // SAFETY: the call takes two numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+/// The calling process becomes this user, and is still killed when its parent ends.
+pub(super) fn become_user(uid: u32) {
+    e2e::user::become_user(uid).unwrap();
+    die_with_parent();
 }
 
 /// Processes whose parents end become children of this one, and count as such.

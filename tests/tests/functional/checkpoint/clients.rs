@@ -121,8 +121,7 @@ fn guests_are_stored_while_they_run() {
     // that is new.
     let second = checkpoint(dir.path(), Some(&daemon), guest.pid(), "second", &["--max-pause", "500"]);
     assert!(second["stored_bytes"].as_u64() < first["stored_bytes"].as_u64(), "{first} {second}");
-    signal_process(guest.pid(), libc::SIGSTOP);
-    let third = checkpoint(dir.path(), Some(&daemon), guest.pid(), "third", &[]);
+    let third = checkpoint_of_stopped(dir.path(), &daemon, guest.pid(), "third");
     let want = memory(guest.pid(), &regions(dir.path(), "third"));
     let got = restore(dir.path(), "third");
     assert_eq!(got.len(), want.len(), "{third}");

@@ -168,7 +168,7 @@ fn a_clones_clock_is_set_by_the_guests_agent_and_verify_asks_it() {
     let mut run = run.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let said = BufReader::new(run.stderr.take().unwrap()).lines().map_while(Result::ok);
     let said = said.take(3).last().unwrap();
-    assert!(said.contains("the clocks of 2 guests stand at the snapshot's time"), "{said}");
+    assert!(said.contains("of 2 guests the clock stands at the snapshot's time"), "{said}");
     e2e::signal_process(run.id() as i32, libc::SIGTERM);
     run.wait().unwrap();
 }

@@ -292,7 +292,7 @@ pub(super) fn look_at(place: &Place, name: &str, (from, to): Bounds) {
     // What was imported is taken for what it says, as what was not.
     let clones = place.clones_with(name, name, 2, &["--trust"], &[]);
     let log = clones.clones[0].directory.join("output.log");
-    let first = eventually("the clone writes", Duration::from_secs(60), || {
+    let first = eventually("the clone writes", Duration::from_secs(180), || {
         let all: Vec<u32> = told(&log).iter().filter(|(letter, _)| *letter == 'D').map(|(_, number)| *number).collect();
         all.get(2).and(all.first()).copied()
     });
@@ -405,9 +405,15 @@ fn crash(
         eventually("the guest writes on", Duration::from_secs(60), || (writer.told() > before).then_some(()));
     }
     place.ok(&["pool", "check", "store"]);
-    for name in place.names() {
-        look_at(&place, &name, known[&name]);
+    let names = place.names();
+    for name in &names {
+        look_at(&place, name, known[name]);
     }
+    // Each can go to another host, also if it has come from one.
+    let some = &names[random.below(names.len() as u64) as usize];
+    let words = words_of("import", &place, writer.machine.pid(), (some, "again"), &place.path("again"));
+    place.ok(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    look_at(&place, "again", known[some]);
     writer.restart(&place);
     Some(())
 }
@@ -421,7 +427,7 @@ pub(super) fn words_of(op: &str, place: &Place, pid: i32, (some, new): (&str, &s
         place.ok(&["snapshot", "export", "store", some, "-o", &tar, "--force"]);
     }
     let words = match op {
-        "save" => vec!["snapshot", "save", &pid, "--to", "store", "--name", new],
+        "save" => vec!["snapshot", "save", &pid, "--to", "store", "--name", new, "--max-pause", "60000"],
         "checkpoint" => vec!["checkpoint", &pid, "--to", "store", "--name", new],
         "run" => vec!["snapshot", "run", "store", some, "--trust", "--same-random", "--files", &files],
         "prune" => vec!["snapshot", "prune", "store", "--keep-last", "4"],

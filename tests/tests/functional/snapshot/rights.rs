@@ -105,14 +105,73 @@ fn clones_of_anothers_guest_have_its_rights_and_what_is_imported_has_those_that_
     assert!(text.contains("this snapshot lies in a pool that others can change ("), "{text}");
 }
 
+/// Whoever has a stored image can write another header, and set its time back.
+#[test]
+fn a_header_that_a_tenant_writes_leads_export_and_verify_to_no_file_of_the_host() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let machine = machine_of_nobody(&place, Path::new("qemu-system-x86_64"), &[]);
+    let (pid, secret, tar) = (machine.pid().to_string(), place.path("secret"), place.path("tar").display().to_string());
+    std::fs::write(&secret, "a secret of the host's").unwrap();
+    std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
+    place.ok(&["snapshot", "save", &pid, "--to", "store", "--name", "one", "--trust"]);
+    let export = ["snapshot", "export", "store", "one", "-o", &tar, "--force"];
+    place.ok(&export);
+    // In a pool of others a record names any file.
+    let capacity = place.path("capacity");
+    let mode = std::fs::metadata(&capacity).unwrap().permissions();
+    std::fs::set_permissions(&capacity, PermissionsExt::from_mode(0o777)).unwrap();
+    let text = place.fails(&export);
+    assert!(
+        text.contains("this snapshot lies in a pool that others can change (") && text.contains("--trust"),
+        "{text}"
+    );
+    place.ok(&[&export[..], &["--trust"]].concat());
+    std::fs::set_permissions(&capacity, mode).unwrap();
+    // The name of the file below: behind what else the header has, and its format.
+    let stored = place.path("home/disk.one.qcow2");
+    let (meta, mut bytes) = (std::fs::metadata(&stored).unwrap(), std::fs::read(&stored).unwrap());
+    let name = secret.as_os_str().as_encoded_bytes();
+    bytes[8..20].copy_from_slice(&[&1024_u64.to_be_bytes()[..], &(name.len() as u32).to_be_bytes()].concat());
+    bytes[1024..1024 + name.len()].copy_from_slice(name);
+    let extension = u32::from_be_bytes(bytes[100..104].try_into().unwrap()) as usize;
+    bytes[extension..extension + 16].copy_from_slice(b"\xe2\x79\x2a\xca\0\0\0\x03raw\0\0\0\0\0");
+    std::fs::write(&stored, bytes).unwrap();
+    std::fs::File::open(&stored).unwrap().set_modified(meta.modified().unwrap()).unwrap();
+    let files = place.path("f").display().to_string();
+    for refused in [
+        &export[..],
+        &["snapshot", "verify", "store", "one", "--read-only"],
+        &["snapshot", "run", "store", "one", "--files", &files, "--same-random"],
+    ] {
+        let text = place.fails(refused);
+        assert!(text.contains("secret can't be used") && text.contains("Permission denied"), "{text}");
+    }
+    // What it may read is another file than that which was stored.
+    std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o644)).unwrap();
+    let text = place.fails(&export);
+    assert!(text.contains("disk.one.qcow2 shows other files than when it was stored"), "{text}");
+    std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
+    // The next one would have it below.
+    let text = place.fails(&["snapshot", "save", &pid, "--to", "store", "--name", "two", "--trust"]);
+    assert!(text.contains("Permission denied"), "{text}");
+    assert_eq!(status(&mut machine.qmp()), "running");
+}
+
 /// What its words name is of its container, and the trial would be of the host.
 #[test]
 fn of_a_guest_in_a_container_a_clone_is_tried_and_run_only_if_all_of_it_is_trusted() {
     if !can_run() {
         return;
     }
+    ["-m", "-n"].into_iter().for_each(a_guest_elsewhere_is_tried_if_it_is_trusted);
+}
+
+fn a_guest_elsewhere_is_tried_if_it_is_trusted(namespace: &str) {
     let place = Place::new();
-    let machine = machine_of_nobody(&place, Path::new("qemu-system-x86_64"), &["unshare", "-m"]);
+    let machine = machine_of_nobody(&place, Path::new("qemu-system-x86_64"), &["unshare", namespace]);
     // Who tries a clone finds that it would lack this.
     machine.qmp().execute("device_add", json!({ "driver": "virtio-rng-pci", "id": "hot0" }));
     let pid = machine.pid().to_string();
@@ -124,7 +183,10 @@ fn of_a_guest_in_a_container_a_clone_is_tried_and_run_only_if_all_of_it_is_trust
     assert!(out.status.success() && text.contains("no clone was tried: the guest runs in a container, with"), "{text}");
     assert_eq!(status(&mut machine.qmp()), "running");
     let text = place.fails(&["snapshot", "run", "store", "one", "--files", &place.path("f").display().to_string()]);
-    assert!(text.contains("this snapshot is of a guest in a container, with mounts, users or processes"), "{text}");
+    assert!(
+        text.contains("this snapshot is of a guest in a container, with mounts, users, processes or networks"),
+        "{text}"
+    );
 }
 
 #[test]

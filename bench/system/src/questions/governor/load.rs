@@ -32,7 +32,7 @@ impl<'a> Load<'a> {
         }
         let first = self.clients.len();
         while self.clients.len() < count {
-            let holding = Holding { pages: self.pages, case: Case::Quarter, client: self.started };
+            let holding = Holding { pages: self.pages, case: Case::Quarter, client: self.started, spread: 1 };
             self.started += 1;
             self.clients.push(Client::start((self.launch)(&holding.command(self.program))?)?);
         }

@@ -7,6 +7,7 @@ use kmem::range::Range;
 use wire::{PageNo, RegionId, Run};
 
 use crate::runtime::state::bitmap::Bitmap;
+use crate::runtime::state::given_back::GivenBack;
 
 /// The program's advice, which every mapping that the agent puts there needs again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,6 +29,7 @@ pub(crate) struct Region {
     pub(crate) range: Range,
     /// Pages that lie in a mapping of a segment, also after a write has copied them.
     pub(crate) mapped: Bitmap,
+    pub(crate) given_back: GivenBack,
     pub(crate) sticky: Sticky,
     /// Some mapping inside may lack `MADV_DONTFORK` although the program gave it.
     pub(crate) leaks_into_children: bool,
@@ -39,9 +41,9 @@ impl Region {
     /// Nothing of it is merged. `None`: there is no memory for its bitmap.
     pub(crate) fn new(id: RegionId, range: Range, sticky: Sticky) -> Option<Self> {
         let pages = u32::try_from(range.pages()).ok()?;
-        let mapped = Bitmap::new(pages)?;
+        let (mapped, given_back) = (Bitmap::new(pages)?, GivenBack::new(pages)?);
         let managed = vec![Run::new(PageNo(0), pages)];
-        Some(Self { id, range, mapped, sticky, leaks_into_children: false, managed })
+        Some(Self { id, range, mapped, given_back, sticky, leaks_into_children: false, managed })
     }
 
     /// All its pages, managed or not.
@@ -88,6 +90,7 @@ impl Region {
         }
         self.managed = left;
         self.mapped.clear(run);
+        self.given_back.forget(run);
     }
 
     /// How many more mappings there are, at most, when these pages become one: it replaces what
@@ -114,46 +117,4 @@ impl Region {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn region(pages: usize) -> Region {
-        Region::new(RegionId(1), Range::new(0x10_0000, pages * PAGE_SIZE), Sticky::default()).unwrap()
-    }
-
-    fn run(start: u32, len: u32) -> Run {
-        Run::new(PageNo(start), len)
-    }
-
-    #[test]
-    fn a_mapping_more_is_what_lies_beside_it() {
-        let mut region = region(10);
-        assert_eq!(region.new_maps(run(0, 10)), 0, "all of it");
-        assert_eq!(region.new_maps(run(0, 1)), 1, "a remainder behind");
-        assert_eq!(region.new_maps(run(4, 2)), 2, "a remainder on either side");
-        region.mapped.set(run(4, 2));
-        assert_eq!(region.new_maps(run(6, 1)), 1);
-        assert_eq!(region.new_maps(run(6, 4)), 0, "all between two, and at the end");
-        assert_eq!(region.new_maps(run(4, 1)), 2, "in a mapping: as if in its middle");
-    }
-
-    #[test]
-    fn a_region_is_cut_and_keeps_its_numbering() {
-        let mut region = region(100);
-        region.mapped.set(run(0, 100));
-        region.drop_pages(run(10, 20));
-        region.drop_pages(run(25, 10));
-        region.drop_pages(run(90, 10));
-        assert_eq!(region.managed(), [run(0, 10), run(35, 55)]);
-        assert_eq!(region.holes().collect::<Vec<_>>(), [run(10, 25), run(90, 10)]);
-        assert!(region.manages(run(35, 55)) && !region.manages(run(9, 2)) && !region.manages(run(5, 40)));
-        assert!(!region.mapped.any(run(10, 25)) && region.mapped.any(run(9, 2)));
-        assert_eq!(region.bytes(run(35, 1)), Range::new(0x10_0000 + 35 * PAGE_SIZE, PAGE_SIZE));
-        let around = Range::new(0x10_0000 + 5 * PAGE_SIZE, 40 * PAGE_SIZE);
-        assert_eq!(region.managed_in(around).collect::<Vec<_>>(), [run(5, 5), run(35, 10)]);
-        assert_eq!(region.managed_in(Range::new(0, 0x10_0000)).count(), 0);
-        region.drop_pages(run(0, 100));
-        assert!(region.managed().is_empty());
-        assert_eq!(region.holes().collect::<Vec<_>>(), [run(0, 100)]);
-    }
-}
+mod tests;

@@ -7,7 +7,8 @@
 //! 4. Content that one other page was sighted with: it becomes a frame now (*promotion*), and the
 //!    other page's client gets a merge request.
 //! 5. Content that is new here, and that files of the domain have ([`crate::backend::module`]): it
-//!    becomes a frame, which will be lent to the files.
+//!    becomes a frame, which will be lent to the files. So does a page that maps a segment which
+//!    nobody took back: else all of that would stay.
 //! 6. New content: this page's sighting enters the index.
 //!
 //! A page of a huge page that is not to be split yet is only counted, on both sides
@@ -17,7 +18,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kmem::PAGE_SIZE;
-use wire::{PageNo, RegionId};
+use kmem::pagemap::{Categories, Query};
+use kmem::range::Range;
+use wire::{PageNo, RegionId, Run};
 
 use super::plan::Verdict;
 use super::read::Chunk;
@@ -29,6 +32,7 @@ use crate::core::content::index::{Place, Sighting};
 use crate::core::merge::lookup::{self as merge, Found};
 use crate::store::{Cursor, GrowError};
 use crate::world::shared::Shared;
+use crate::world::stall::touch;
 
 /// From this many neighbours of one content on, replicas are worth their memory.
 const REPLICATE: u32 = 16;
@@ -89,6 +93,8 @@ pub(super) struct Lookup<'a> {
     pub(super) verdicts: Vec<(PageNo, Verdict)>,
     /// Contents that were new, of small pages, since this was last set to 0.
     pub(super) firsts: usize,
+    /// Pages that may map a segment which their domain did not take.
+    earlier: Arc<BTreeMap<RegionId, Vec<Run>>>,
     /// Why the store could not grow for a page of the pass. What needs no new frame is merged.
     pub(super) full: Option<GrowError>,
     /// The store may still grow for this chunk: to ask costs more than to read a page.
@@ -107,6 +113,7 @@ impl<'a> Lookup<'a> {
             sighted: Vec::new(),
             verdicts: Vec::new(),
             firsts: 0,
+            earlier: client.state().flight.earlier.clone(),
             full: None,
             grows: true,
             requests: Outgoing::default(),
@@ -242,7 +249,8 @@ impl<'a> Lookup<'a> {
     fn first(&mut self, candidate: Candidate, handle: u32, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
         let Candidate { here, at, node, key } = candidate;
         let domain = &self.client.domain;
-        if !self.grows || !domain.is_in_files(key) {
+        let leaves = self.maps_earlier(here);
+        if !self.grows || !(leaves || domain.is_in_files(key)) {
             return Ok(Verdict::First(handle));
         }
         let Some(bytes) = chunk.bytes(self.client, at) else { return Ok(Verdict::First(handle)) };
@@ -257,6 +265,24 @@ impl<'a> Lookup<'a> {
         // Another page came first and made a frame: this one is requested for it.
         cursor.undo(frame, 1);
         Ok(Verdict::First(handle))
+    }
+
+    /// Whether a page maps a segment that its domain did not take: all of that stays as long as one
+    /// page does.
+    fn maps_earlier(&self, here: Sighting) -> bool {
+        let runs = self.earlier.get(&here.region).map_or(&[][..], |runs| runs);
+        let at = runs.partition_point(|run| run.end() <= here.page);
+        if runs.get(at).is_none_or(|run| run.page > here.page) {
+            return false;
+        }
+        let Some(start) = self.client.state().regions.get(&here.region).map(|region| region.address(here.page)) else {
+            return false;
+        };
+        // It may have been written since: then it is a copy.
+        let query = Query { required: Categories::FILE, returned: Categories::FILE, ..Query::default() };
+        let (page, mut maps) = (Range::new(start, PAGE_SIZE), false);
+        let scan = || self.client.memory.pagemap.scan(page, &query, &mut |_| maps = true).is_ok();
+        touch(self.client.user.owner, scan) == Some(true) && maps
     }
 
     /// Whether a page could be merged that is in a huge page which is not to be split yet.

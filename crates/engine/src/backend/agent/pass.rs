@@ -36,7 +36,7 @@ pub(crate) use read::Buffers;
 /// Nothing is done where a worker is held up in the memory of one of the user's clients. While the
 /// headroom is short, clients are scanned and nothing is merged.
 pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, kind: queue::Pass) {
-    if let Some(why) = shared.stalls.why(client.user.uid) {
+    if let Some(why) = shared.stalls.why(client.user.owner) {
         return client.state().refusals.held_up(&client.user, client.pid, why);
     }
     if kind == queue::Pass::Scan {
@@ -50,7 +50,7 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
         }
         return;
     }
-    if shared.headroom().short.is_some() {
+    if shared.headroom().pauses(Some(client.user.owner)).is_some() {
         return;
     }
     let mut pass = Pass::new(shared, client);
@@ -143,7 +143,7 @@ impl<'a> Pass<'a> {
         self.reader.forget_ahead();
         let (shared, client) = (self.shared, self.client);
         let mut range = OfRange { pass: self, id, end: pages.end(), plan: Plan::default(), buffers };
-        let result = pass::run(&mut range, &shared.pace(client.user.uid), pages.page);
+        let result = pass::run(&mut range, &shared.pace(client.user.owner), pages.page);
         range.plan.send(shared, client, id)?;
         result
     }
@@ -207,7 +207,7 @@ impl Steps for OfRange<'_, '_> {
         if self.plan.runs.is_empty() && client.is_full() {
             return Err(Stop::Full);
         }
-        if began.elapsed() > TURN && shared.queue.others_wait(client.user.uid) {
+        if began.elapsed() > TURN && shared.queue.others_wait(client.user.owner) {
             return Err(Stop::Turn);
         }
         let range = Run::between(from, self.end);

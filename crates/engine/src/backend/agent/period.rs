@@ -27,8 +27,8 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     if client.state().schedule.next_scan <= Instant::now() {
         look_for_direct_io(client, shared.config().direct_io_seconds);
     }
-    let Some(status) = touch(client.user.uid, || kmem::procfs::status(Some(client.pid))) else { return false };
-    let mut state = wait(client.user.uid, || client.settled());
+    let Some(status) = touch(client.user.owner, || kmem::procfs::status(Some(client.pid))) else { return false };
+    let mut state = wait(client.user.owner, || client.settled());
     let now = Instant::now();
     if state.flight.is_late(now, PATIENCE) {
         state.link.stall()
@@ -40,6 +40,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
         return false;
     }
     let Ok(status) = status else { return false };
+    state.totals.peak = state.totals.peak.max((status.vm_hwm_kib << 10) / kmem::PAGE_SIZE as u64);
     if !state.refusals.check(&client.user, client.pid, &status) {
         return false;
     }
@@ -77,7 +78,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
         state.regions.values_mut().for_each(|region| region.ages.end_cooldown());
     }
     state.retry_deferred();
-    shared.pacer.found(client.user.uid, state.regions.values().map(|region| region.ages.due()).sum());
+    shared.pacer.found(client.user.owner, state.regions.values().map(|region| region.ages.due()).sum());
     true
 }
 
@@ -88,7 +89,7 @@ fn look_for_direct_io(client: &Client, cooldown: f64) {
         return;
     }
     let held_up = || Some("files that do not answer".to_owned());
-    let why = touch(client.user.uid, || kmem::procfs::unpinned_io(client.pid)).unwrap_or_else(held_up);
+    let why = touch(client.user.owner, || kmem::procfs::unpinned_io(client.pid)).unwrap_or_else(held_up);
     let mut state = client.state();
     if state.schedule.direct_io.looked(why, Duration::from_secs_f64(cooldown), Instant::now()) {
         let over = state.schedule.direct_io.why().map_or("", String::as_str);

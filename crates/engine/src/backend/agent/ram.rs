@@ -41,7 +41,7 @@ enum RamError {
 /// and the client's ledger, and looks whether the device is plugged in. Where QEMU was started with
 /// another's state it plugs the device in when that is there, and ends.
 pub(crate) fn ask(shared: &Arc<Shared>, client: &Arc<Client>) {
-    let Some(search) = Search::begin(shared, client.domain.key.uid) else {
+    let Some(search) = Search::begin(shared, client.domain.key.group().0) else {
         return refuse(
             client,
             &format!("{SEARCHES} guests of its user are being asked for their RAM; start fewer at a time"),

@@ -101,7 +101,7 @@ impl Chunk<'_> {
             Source::Client { addresses, buffer } => {
                 let page = &addresses[at..at + 1];
                 let read = || client.memory.read_pages(page, &mut buffer[..]);
-                let read = touch(client.user.uid, read);
+                let read = touch(client.user.owner, read);
                 let domain = &client.domain;
                 // A frame under a wrong key would keep others from merging that content.
                 (read == Some(Ok(1)) && domain.key_of(domain.digest(&buffer[..]), node) == Some(key))
@@ -117,7 +117,7 @@ pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Optio
     let mut nodes = Vec::new();
     if client.domain.store.by_node
         && let Err(e) =
-            touch(client.user.uid, || kmem::numa::nodes_of(client.pid, addresses, &mut nodes)).ok_or(Stop::Client)?
+            touch(client.user.owner, || kmem::numa::nodes_of(client.pid, addresses, &mut nodes)).ok_or(Stop::Client)?
     {
         return Err(match Errno::from_io_error(&e) {
             Some(Errno::SRCH) => Stop::Client,
@@ -269,7 +269,7 @@ impl<'a> Reader<'a> {
         }
         let addresses = &addresses[first..(first + CHUNK).min(pages.len())];
         let client = self.client;
-        let read = touch(client.user.uid, || client.memory.read_pages(addresses, bytes));
+        let read = touch(client.user.owner, || client.memory.read_pages(addresses, bytes));
         if read.is_none() {
             client.memory.held_up();
         }

@@ -36,7 +36,6 @@ use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
 use kmem::pagemap::{Categories, PageRun, Query, Spare};
 use kmem::range::Range;
-use parking_lot::MutexGuard;
 use rustix::io::Errno;
 use wire::{PageNo, RegionId, Run};
 
@@ -44,6 +43,7 @@ use crate::client::scanning::without;
 use crate::client::{Client, State};
 use crate::core::ledger::written::Unmerged;
 use crate::core::ledger::{Cool, Entry, Region};
+use crate::sync::MutexGuard;
 use crate::world::stall::touch;
 
 /// How long one system call that scans should take: an agent that maps waits for it.
@@ -205,7 +205,7 @@ impl Client {
             let pages = swapped.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE));
             for page in pages.take(MOST_SWAPPED) {
                 // A failure shows in the next scan: the page is not present then.
-                let _ = touch(self.user.uid, || self.memory.space.read(page, &mut [0])).ok_or(Errno::BUSY)?;
+                let _ = touch(self.user.owner, || self.memory.space.read(page, &mut [0])).ok_or(Errno::BUSY)?;
             }
             self.scan_again(&swapped, &mut |run| written.runs.push(run))
         })
@@ -218,7 +218,7 @@ impl Client {
         runs.iter().try_for_each(|run| {
             let range = Range::new(run.start, run.end - run.start);
             let scan = || self.memory.pagemap.scan(range, &query, &mut |run| found(run)).map(drop);
-            touch(self.user.uid, scan).ok_or(Errno::BUSY)?
+            touch(self.user.owner, scan).ok_or(Errno::BUSY)?
         })
     }
 
@@ -264,7 +264,7 @@ impl Client {
             let end = ((start + len) & !(HUGE_PAGE_SIZE - 1)).min(range.end());
             let part = Range::new(start, end - start);
             let begin = Instant::now();
-            touch(self.user.uid, || self.memory.pagemap.scan_sparing(part, query, spare, &mut |run| found.push(run)))
+            touch(self.user.owner, || self.memory.pagemap.scan_sparing(part, query, spare, &mut |run| found.push(run)))
                 .ok_or(Errno::BUSY)??;
             let time = begin.elapsed();
             start = part.end();

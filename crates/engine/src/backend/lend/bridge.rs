@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
 use rustix::io::Errno;
 use wire::PageNo;
 
@@ -13,6 +12,7 @@ use crate::backend::module::settle::make_frames_of;
 use crate::core::content::index::{ClientId, Place, Sighting};
 use crate::core::ledger::Entry;
 use crate::store::domain::{Domain, InFiles};
+use crate::sync::RwLock;
 use crate::world::shared::Shared;
 
 /// Clients and files with one name.

@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use wire::PageNo;
 
@@ -18,6 +17,7 @@ use crate::backend::module::look::{Lookup, candidates};
 use crate::backend::module::settle::{become_frames, settle};
 use crate::core::content::index::{ClientId, Place, Sighting};
 use crate::core::merge::pass::Steps;
+use crate::sync::{Mutex, RwLock};
 
 /// Rounds in which pages are asked to join a frame, at most: some are held all the time.
 const ROUNDS: u8 = 8;

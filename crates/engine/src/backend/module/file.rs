@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use kmem::pageonefs::{Ask, File as Listed, Plain};
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::{PageNo, RegionId, Run};
 
@@ -13,6 +12,8 @@ use super::owner::Owner;
 use crate::core::content::index::{ClientId, Content, Place, Sighting};
 use crate::core::ledger::{ALL, Entry, PAGES, Sparse};
 use crate::core::recycle::state::Recycling;
+use crate::sync::Mutex;
+use crate::world::headroom::Who;
 
 /// Sums over a file's life.
 #[derive(Clone, Copy, Debug, Default)]
@@ -164,8 +165,13 @@ impl<K: Kind> File<K> {
         file
     }
 
-    pub(crate) fn state(&self) -> parking_lot::MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> crate::sync::MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Whose it is.
+    pub(crate) fn who(&self) -> Who {
+        Some(claims::Owner::of(self.uid))
     }
 
     /// Whether its guest is about to say which of its pages are free: it is not merged yet.

@@ -6,9 +6,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kmem::pageonefs::{Ask, Bits, Entry, File as Listed, Harvest, MountInfo, OpenError, Stats};
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::Run;
+
+use crate::sync::Mutex;
 
 /// Calls on the files of a mount, as [`kmem::pageonefs::Mount`] has them. The tests have a model.
 pub(crate) trait Kernel: Send + Sync {

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use kmem::memfd::FileId;
 use kmem::pageonefs::Stats;
-use parking_lot::{Condvar, Mutex};
 
 use super::contents::Contents;
 use super::file::{File, Totals};
@@ -17,6 +16,7 @@ use super::recycle::find::Managed;
 use super::recycle::known::Known;
 use super::walk::Walk;
 use crate::core::content::index::ClientId;
+use crate::sync::{Condvar, Mutex};
 use crate::world::shared::Shared;
 
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub(crate) struct Mount {
     /// Their ids by their inode numbers.
     pub(super) inodes: BTreeMap<u64, u64>,
     /// How many files of a user are not merged, as there are too many.
-    pub(super) left_out: BTreeMap<u32, u64>,
+    pub(super) left_out: BTreeMap<claims::Owner, u64>,
 }
 
 impl Mount {
@@ -118,7 +118,7 @@ pub(crate) struct OfMount {
     pub(crate) contents: Arc<Contents>,
     pub(crate) files: Vec<Arc<File>>,
     /// How many files are not merged, by their user.
-    pub(crate) left_out: BTreeMap<u32, u64>,
+    pub(crate) left_out: BTreeMap<claims::Owner, u64>,
 }
 
 impl Files {

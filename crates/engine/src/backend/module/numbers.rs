@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use claims::Owner;
+
 use crate::core::content::index::{ClientId, MAX_CLIENTS};
 
 /// Numbers that files do not get: for segments.
@@ -15,8 +17,7 @@ const OWN: u32 = 1 << 12;
 pub(super) struct Holder {
     /// Its mount's device.
     pub(super) mount: u64,
-    /// As [`Users::of`] has it.
-    pub(super) user: u32,
+    pub(super) user: Owner,
     pub(super) id: u64,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct Numbers {
     holders: BTreeMap<u32, Holder>,
     files: BTreeSet<Holder>,
     mounts: Shares<u64>,
-    users: BTreeMap<u64, Shares<u32>>,
+    users: BTreeMap<u64, Shares<Owner>>,
 }
 
 /// Why there is no number.
@@ -115,41 +116,5 @@ impl Numbers {
         }
         let of_user = |id| Holder { mount, user, id };
         self.files.range(of_user(0)..=of_user(u64::MAX)).next_back().copied()
-    }
-}
-
-/// Users, with their subordinate ones (`subuid(5)`): whoever has many is one, as a name
-/// in that file.
-#[derive(Default)]
-pub(super) struct Users {
-    /// Where each range begins, where it ends, and which user stands for it.
-    ranges: BTreeMap<u32, (u32, u32)>,
-}
-
-impl Users {
-    pub(super) fn read() -> Self {
-        std::fs::read_to_string("/etc/subuid").map(|text| Self::parse(&text)).unwrap_or_default()
-    }
-
-    pub(super) fn parse(text: &str) -> Self {
-        let mut names: BTreeMap<&str, u32> = BTreeMap::new();
-        let mut ranges = BTreeMap::new();
-        for line in text.lines() {
-            let mut words = line.trim().split(':');
-            if let Some(name) = words.next()
-                && let (Some(Ok(first)), Some(Ok(count))) =
-                    (words.next().map(str::parse), words.next().map(str::parse::<u32>))
-            {
-                let user = *names.entry(name).or_insert(first);
-                ranges.insert(first, (first.saturating_add(count), user));
-            }
-        }
-        Self { ranges }
-    }
-
-    /// Who this user is, by a number that no other user has.
-    pub(super) fn of(&self, uid: u32) -> u32 {
-        let range = self.ranges.range(..=uid).next_back();
-        range.filter(|&(_, &(end, _))| uid < end).map_or(uid, |(_, &(_, user))| user)
     }
 }

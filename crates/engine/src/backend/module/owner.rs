@@ -49,11 +49,11 @@ pub(super) struct Looked {
 }
 
 /// All processes, with their users, in the order of their numbers.
-pub(super) fn processes() -> Vec<(u32, i32)> {
+pub(super) fn processes() -> Vec<(claims::Owner, i32)> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<i32> = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
-    pids.into_iter().filter_map(|pid| Some((user(pid)?, pid))).collect()
+    pids.into_iter().filter_map(|pid| Some((claims::Owner::of(user(pid)?), pid))).collect()
 }
 
 /// Of a process that cannot be dumped, too.
@@ -146,7 +146,7 @@ mod tests {
         let of_file = file.metadata().unwrap();
         let pid = std::process::id() as i32;
         let all = processes();
-        assert!(all.is_sorted_by_key(|&(_, pid)| pid) && all.contains(&(user(pid).unwrap(), pid)));
+        assert!(all.is_sorted_by_key(|&(_, pid)| pid) && all.contains(&(claims::Owner::of(user(pid).unwrap()), pid)));
         // Behind all that the other tests open.
         let behind = rustix::io::fcntl_dupfd_cloexec(&file, 900).unwrap();
         drop(file);

@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use kmem::PAGE_SIZE;
 use kmem::memfd::FileId;
 use kmem::pageonefs::File as Listed;
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::PageNo;
 
@@ -17,13 +17,15 @@ use super::file::{File, Kind, Mounted};
 use super::kernel::MountPoint;
 use super::merge::ByNumber;
 use super::mounts::{Files, Mount, State};
-use super::numbers::{Holder, Users};
+use super::numbers::Holder;
 use super::owner::{self, Key, Owner, Turn};
 use super::recycle::find::Managed;
 use super::recycle::guests::find_guests;
 use crate::core::content::seed::Seed;
 use crate::core::ledger::ALL;
 use crate::core::merge::pass::{self, Steps};
+use crate::sync::Mutex;
+use crate::world::headroom::{Below, Part, Who};
 use crate::world::shared::Shared;
 
 impl Files {
@@ -85,12 +87,12 @@ impl Files {
     fn find_files(&self) {
         let points: BTreeMap<u64, Arc<MountPoint>> =
             self.state.lock().mounts.iter().map(|(&device, mount)| (device, mount.point.clone())).collect();
-        let (users, mut newest, mut plain) = (Users::read(), None, Vec::new());
+        let (mut newest, mut plain) = (None, Vec::new());
         for (&device, point) in &points {
             match point.files() {
                 Ok(listed) => {
                     newest = listed.iter().rfind(|listed| !has_pages(listed)).map(|listed| listed.id).max(newest);
-                    self.take_in(device, &listed, &users);
+                    self.take_in(device, &listed);
                     let merged = listed.iter().filter(|file| file.plain().is_some() && file.merged_pages > 0);
                     plain.extend(merged.map(|file| (device, file.id)));
                 }
@@ -109,7 +111,7 @@ impl Files {
     }
 
     /// `listed`: in ascending order of the ids.
-    pub(super) fn take_in(&self, device: u64, listed: &[Listed], users: &Users) {
+    pub(super) fn take_in(&self, device: u64, listed: &[Listed]) {
         let mut gone = Vec::new();
         let mut new: Vec<&Listed> = Vec::new();
         if let Some(mount) = self.state.lock().mounts.get_mut(&device) {
@@ -125,11 +127,12 @@ impl Files {
         }
         // First: others may have their numbers.
         self.reap(gone.iter());
-        let mut left_out: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut left_out: BTreeMap<claims::Owner, u64> = BTreeMap::new();
         for listed in new {
-            let holder = Holder { mount: device, user: users.of(listed.uid), id: listed.id };
+            let user = claims::Owner::of(listed.uid);
+            let holder = Holder { mount: device, user, id: listed.id };
             let Some(number) = self.number_for(holder) else {
-                *left_out.entry(listed.uid).or_default() += 1;
+                *left_out.entry(user).or_default() += 1;
                 continue;
             };
             if let Some(mount) = self.state.lock().mounts.get_mut(&device) {
@@ -193,16 +196,23 @@ impl Files {
         }
         self.find_owners(shared, missing, &paths);
         let (mut pages, mut recycled, mut unmerged) = (0, 0, self.state.lock().gone.unmerged);
+        let mut parts = BTreeMap::<Who, Part>::new();
         for of in self.tell() {
             // The ledger may not know yet what was merged before.
             pages += of.stats.merged_pages;
             for file in &of.files {
                 let state = file.state();
-                recycled += state.region.counts().recycled;
+                let counts = state.region.counts();
+                recycled += counts.recycled;
                 unmerged += state.totals.unmerged;
+                let part = parts.entry(file.who()).or_default();
+                part.unmerge_bytes += (counts.merged.max(state.merged) + counts.recycled) * PAGE_SIZE as u64;
+                part.unmerged_pages += state.totals.unmerged;
             }
         }
-        shared.headroom.below.set((pages + lent).saturating_sub(self.frames()) + recycled, unmerged);
+        let pages = (pages + lent).saturating_sub(self.frames()) + recycled;
+        let all = Part { unmerge_bytes: pages * PAGE_SIZE as u64, unmerged_pages: unmerged };
+        *shared.headroom.below.lock() = Below { all, parts };
     }
 
     /// A part of the walk for the owners of these files. Of several processes the lowest number

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kmem::pageonefs::File as Listed;
-use parking_lot::Mutex;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use wire::PageNo;
@@ -18,6 +17,7 @@ use crate::config::Config;
 use crate::core::content::index::{ClientId, Content};
 use crate::core::ledger::Entry;
 use crate::core::merge::pass;
+use crate::sync::Mutex;
 use crate::world::shared::Shared;
 use crate::world::state_file::StateFile;
 

@@ -11,21 +11,22 @@
 //! and every reader checks the digest. A late reader sees another content at worst, which the
 //! window tells apart.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use parking_lot::Mutex;
+use kmem::atomics::AtomicWords;
 use sdtree::{Handle, Insert, KeySource, SdTree};
 use wire::{PageNo, RegionId};
 
 use crate::core::content::frame::Frame;
+use crate::sync::Mutex;
 
 /// Slots in a chunk, which is allocated as a whole: 1 MiB.
 const CHUNK: u32 = 1 << 16;
 /// Chunks at most: 2^30 contents, as many as a ledger's entry can name.
 const CHUNKS: u32 = 1 << 14;
-/// A freed slot is reused only when this many more have been freed.
+/// A freed slot is reused only when this many more of its chunk have been freed, or all.
 const QUARANTINE: usize = 4096;
 
 /// Number of a client, below [`MAX_CLIENTS`]; given to another when it is gone.
@@ -88,41 +89,86 @@ impl Place {
     }
 }
 
-#[derive(Default)]
-struct Slot {
-    digest: AtomicU64,
-    place: AtomicU64,
+struct Slot<'s> {
+    digest: &'s AtomicU64,
+    place: &'s AtomicU64,
 }
 
 struct Slots {
-    chunks: Box<[OnceLock<Box<[Slot]>>]>,
-    next: AtomicU32,
-    freed: Mutex<VecDeque<u32>>,
+    chunks: Box<[OnceLock<AtomicWords>]>,
+    unused: Mutex<Unused>,
+}
+
+/// Slots that can be taken, and those that soon can.
+#[derive(Default)]
+struct Unused {
+    chunks: Vec<UnusedOf>,
+    /// Chunks of which one can be taken.
+    ready: BTreeSet<u32>,
+}
+
+/// Those of a chunk.
+#[derive(Default)]
+struct UnusedOf {
+    /// The first that was not taken since the chunk was given back.
+    fresh: u32,
+    /// The oldest first.
+    freed: VecDeque<u16>,
+}
+
+impl UnusedOf {
+    fn is_ready(&self) -> bool {
+        self.fresh < CHUNK || self.freed.len() > QUARANTINE
+    }
 }
 
 impl Slots {
-    fn get(&self, handle: u32) -> Option<&Slot> {
-        self.chunks.get((handle / CHUNK) as usize)?.get()?.get((handle % CHUNK) as usize)
+    fn get(&self, handle: u32) -> Option<Slot<'_>> {
+        let words = self.chunks.get((handle / CHUNK) as usize)?.get()?;
+        let [digest, place] = words.as_chunks::<2>().0.get((handle % CHUNK) as usize)?;
+        Some(Slot { digest, place })
     }
 
     fn take(&self) -> Option<u32> {
-        {
-            let mut freed = self.freed.lock();
-            if freed.len() > QUARANTINE {
-                return freed.pop_front();
-            }
+        let Unused { chunks, ready } = &mut *self.unused.lock();
+        let chunk = ready.first().copied().unwrap_or(chunks.len() as u32);
+        if chunk as usize == chunks.len() {
+            let place = self.chunks.get(chunk as usize)?;
+            let _ = place.set(AtomicWords::new(2 * CHUNK as usize).ok()?);
+            chunks.push(UnusedOf::default());
         }
-        let handle = self.next.fetch_add(1, Relaxed);
-        if handle >= CHUNK * CHUNKS {
-            self.next.fetch_sub(1, Relaxed);
-            return None;
-        }
-        self.chunks[(handle / CHUNK) as usize].get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
-        Some(handle)
+        let of_chunk = &mut chunks[chunk as usize];
+        let slot = if of_chunk.freed.len() > QUARANTINE { of_chunk.freed.pop_front().map(u32::from) } else { None };
+        let slot = slot.unwrap_or_else(|| {
+            of_chunk.fresh += 1;
+            of_chunk.fresh - 1
+        });
+        if of_chunk.is_ready() {
+            ready.insert(chunk)
+        } else {
+            ready.remove(&chunk)
+        };
+        Some(chunk * CHUNK + slot)
     }
 
+    /// A chunk without a used slot gives its memory back.
     fn give_back(&self, handle: u32) {
-        self.freed.lock().push_back(handle);
+        let Unused { chunks, ready } = &mut *self.unused.lock();
+        let chunk = handle / CHUNK;
+        let of_chunk = &mut chunks[chunk as usize];
+        of_chunk.freed.push_back((handle % CHUNK) as u16);
+        if of_chunk.freed.len() == CHUNK as usize {
+            *of_chunk = UnusedOf::default();
+            self.chunks[chunk as usize].get().into_iter().for_each(AtomicWords::give_back);
+        }
+        if of_chunk.is_ready() {
+            ready.insert(chunk);
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let used = self.unused.lock().chunks.iter().filter(|of_chunk| of_chunk.fresh > 0).count();
+        used as u64 * u64::from(CHUNK) * 16
     }
 }
 
@@ -150,7 +196,7 @@ pub(crate) struct Index {
 impl Index {
     pub(crate) fn new() -> Self {
         let chunks = (0..CHUNKS).map(|_| OnceLock::new()).collect();
-        Self { tree: SdTree::new(Slots { chunks, next: AtomicU32::new(0), freed: Mutex::default() }) }
+        Self { tree: SdTree::new(Slots { chunks, unused: Mutex::default() }) }
     }
 
     fn slots(&self) -> &Slots {
@@ -251,63 +297,9 @@ impl Index {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        let slots = u64::from(self.slots().next.load(Relaxed).div_ceil(CHUNK)) * u64::from(CHUNK) * 16;
-        self.tree.stats().bytes + slots
+        self.tree.stats().bytes + self.slots().bytes()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sighting(page: u32) -> Sighting {
-        Sighting { client: ClientId(MAX_CLIENTS - 1), region: RegionId(MAX_REGIONS - 1), page: PageNo(page) }
-    }
-
-    #[test]
-    fn places_survive_their_word() {
-        for place in [Place::Sighted(sighting(u32::MAX)), Place::Sighted(sighting(0)), Place::Frame(Frame(u32::MAX))] {
-            assert_eq!(Place::from_word(place.word()), Some(place));
-        }
-        assert_eq!(Place::from_word(0), None);
-    }
-
-    #[test]
-    fn the_second_sighting_finds_the_first_and_promotes_it_once() {
-        let index = Index::new();
-        let Some(Seen::First(handle)) = index.see(42, Place::Sighted(sighting(1))) else { panic!("first") };
-        assert_eq!(index.see(42, Place::Sighted(sighting(2))), Some(Seen::Known(handle)));
-        assert_eq!(index.place(handle, 42), Some(Place::Sighted(sighting(1))));
-        assert_eq!(index.place(handle, 43), None, "another content");
-        assert!(index.promote(handle, sighting(1), Frame(5)));
-        assert!(!index.promote(handle, sighting(1), Frame(6)), "only once");
-        assert_eq!(index.place(handle, 42), Some(Place::Frame(Frame(5))));
-        assert!(!index.forget(handle, Place::Sighted(sighting(1))), "it is a frame now");
-        assert!(index.forget(handle, Place::Frame(Frame(5))));
-        assert!(matches!(index.see(42, Place::Sighted(sighting(3))), Some(Seen::First(_))));
-    }
-
-    #[test]
-    fn neighbours_are_found_together() {
-        let index = Index::new();
-        for digest in 10..20u64 {
-            index.see(digest * 3, Place::Sighted(sighting(digest as u32)));
-        }
-        let digests: Vec<u64> = [30, 33, 34, 39, 57, 0].into();
-        let mut found = Vec::new();
-        for hint in [0, 1, 7, u32::MAX - 1] {
-            index.find(&digests, hint, &mut found);
-            assert_eq!(found, [Some(0), Some(1), None, Some(3), Some(9), None], "hint {hint}");
-        }
-    }
-
-    #[test]
-    fn a_freed_handle_is_not_reused_at_once() {
-        let index = Index::new();
-        let Some(Seen::First(handle)) = index.see(1, Place::Sighted(sighting(1))) else { panic!("first") };
-        assert!(index.forget(handle, Place::Sighted(sighting(1))));
-        for digest in 2..100 {
-            assert_ne!(index.see(digest, Place::Sighted(sighting(1))), Some(Seen::First(handle)));
-        }
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// The seeds in use, by the names of their domains.
 static SEEDS: Mutex<BTreeMap<String, Weak<u64>>> = Mutex::new(BTreeMap::new());

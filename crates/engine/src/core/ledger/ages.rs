@@ -26,7 +26,7 @@ use wire::{PageNo, Run};
 
 use super::hot::Hot;
 
-const SETS: usize = 11 + Hot::SETS;
+const SETS: usize = 12 + Hot::SETS;
 
 /// Which pages cool down, of those that were written lately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,8 @@ pub(crate) struct Ages {
     cooling: [DirtyTree; 2],
     /// Pages found written in this cooldown period, and in the one before.
     recent: [DirtyTree; 2],
+    /// Pages that a scan has ever found to hold memory of their own, or that may have between two.
+    pub(super) held: DirtyTree,
     /// The next period moves all pages found written to `cooling`: their time is not known.
     cool_written: bool,
     /// Present pages that changed within the last two periods, as of the last scan.
@@ -79,6 +81,7 @@ impl Ages {
             copies: set()?,
             cooling: [set()?, set()?],
             recent: [set()?, set()?],
+            held: set()?,
             cool_written: false,
             volatile: 0,
             hot: Hot::new(first, pages)?,
@@ -106,6 +109,18 @@ impl Ages {
     pub(crate) fn found_written(&mut self, run: Run) {
         self.written.insert_range(run.page.into(), run.len.into());
         self.candidates.remove_range(run.page.into(), run.len.into());
+    }
+
+    /// Whether a scan has ever found this page to hold memory. Of others `most` more count as if
+    /// one had, and are taken off it.
+    pub(super) fn is_held(&self, page: PageNo, most: &mut u64) -> bool {
+        let held = self.held.contains(page.into());
+        let counts = !held && *most > 0;
+        if counts {
+            *most -= 1;
+            self.held.insert(page.into());
+        }
+        held || counts
     }
 
     /// Whether one of these pages was found written since the merge period began.

@@ -199,28 +199,30 @@ impl<S: MergedWith> Entries<S> {
     }
 
     /// These pages were recycled, but pending ones. Calls `left` with what else was known of them.
-    pub(super) fn recycle(&mut self, run: Run, mut left: impl FnMut(PageNo, Entry<S>)) {
-        let (mut from, end) = (run.page.index(), run.end().index());
-        if end > self.pages as usize {
+    /// `counts`: whether a fresh one does.
+    pub(super) fn recycle(
+        &mut self,
+        run: Run,
+        mut counts: impl FnMut(PageNo) -> bool,
+        mut left: impl FnMut(PageNo, Entry<S>),
+    ) {
+        if run.end().0 > self.pages {
             return;
         }
-        let mut fresh = 0;
-        let mut others = Vec::new();
-        while from < end {
-            let to = (from / CHUNK + 1).saturating_mul(CHUNK).min(end);
-            let Some(words) = self.chunk(from / CHUNK) else { break };
-            for (page, word) in (from..to).zip(&mut words[from % CHUNK..]) {
-                match Entry::<S>::from_word(*word) {
-                    // Nearly all: no pass reads a guest's free pages.
-                    Entry::Fresh => {
-                        *word = Entry::<S>::Recycled.word();
+        let (mut fresh, mut others) = (0, Vec::new());
+        for page in run.pages() {
+            match self.get(page) {
+                Entry::Pending | Entry::Recycled => {}
+                // Nearly all: no pass reads a guest's free pages.
+                Entry::Fresh if !counts(page) => {}
+                Entry::Fresh => {
+                    if let Some(words) = self.chunk(page.index() / CHUNK) {
+                        words[page.index() % CHUNK] = Entry::<S>::Recycled.word();
                         fresh += 1;
                     }
-                    Entry::Pending | Entry::Recycled => {}
-                    entry => others.push((PageNo(page as u32), entry)),
                 }
+                entry => others.push((page, entry)),
             }
-            from = to;
         }
         self.counts.recycled += fresh;
         for (page, entry) in others {
@@ -231,48 +233,4 @@ impl<S: MergedWith> Entries<S> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn entries_survive_their_word_and_are_counted() {
-        let mut held = Entries::<Frame>::new(8).unwrap();
-        let entries = [
-            Entry::Unshared(LOW),
-            Entry::Merged(Frame(LOW)),
-            Entry::Zero,
-            Entry::Pending,
-            Entry::Fresh,
-            Entry::Recycled,
-        ];
-        for (page, entry) in entries.into_iter().enumerate() {
-            assert_eq!(held.set(PageNo(page as u32), entry), Entry::Fresh);
-            assert_eq!(held.get(PageNo(page as u32)), entry);
-        }
-        assert_eq!(held.counts(), Counts { unshared: 1, merged: 1, zero: 1, pending: 1, recycled: 1 });
-        assert_eq!(held.set(PageNo(1), Entry::Zero), Entry::Merged(Frame(LOW)));
-        assert_eq!(held.counts(), Counts { unshared: 1, merged: 0, zero: 2, pending: 1, recycled: 1 });
-        assert_eq!(held.set(PageNo(99), Entry::Zero), Entry::Fresh, "past the end: nothing");
-        assert_eq!(held.get(PageNo(99)), Entry::Fresh);
-    }
-
-    #[test]
-    fn a_reservation_that_is_not_touched_costs_a_table_of_chunks_only() {
-        let mut entries = Entries::<Frame>::new(u32::MAX).unwrap();
-        let empty = entries.bytes();
-        assert!(empty <= u32::MAX as usize / CHUNK * 8 + 8, "{empty} bytes");
-        let all = Run::new(PageNo(0), u32::MAX);
-        assert_eq!(entries.known(all).count(), 0);
-        assert_eq!(entries.set(PageNo(u32::MAX - 1), Entry::Fresh), Entry::Fresh);
-        assert_eq!(entries.bytes(), empty, "a fresh entry needs no chunk");
-        entries.set(PageNo(1500), Entry::Zero);
-        assert_eq!(entries.bytes(), empty + CHUNK * 4);
-        assert_eq!(entries.known(all).map(|page| page.0).collect::<Vec<_>>(), (1024..2048).collect::<Vec<_>>());
-        assert_eq!(entries.known(Run::new(PageNo(1400), 200)).count(), 200);
-        let mut left = Vec::new();
-        entries.recycle(Run::new(PageNo(1000), 600), |page, entry| left.push((page, entry)));
-        assert_eq!(left, [(PageNo(1500), Entry::Zero)]);
-        assert_eq!(entries.counts().recycled, 600);
-        assert_eq!((entries.get(PageNo(999)), entries.get(PageNo(1599))), (Entry::Fresh, Entry::Recycled));
-    }
-}
+mod tests;

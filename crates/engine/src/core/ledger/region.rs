@@ -136,9 +136,21 @@ impl<S: MergedWith> Region<S> {
     }
 
     /// These pages were recycled, but pending ones. Calls `left` with what else was known of them.
-    pub(crate) fn recycle(&mut self, run: Run, left: impl FnMut(PageNo, Entry<S>)) {
+    /// Of those that no scan has ever found to hold memory `most` more count, and are taken off it.
+    pub(crate) fn recycle(&mut self, run: Run, most: &mut u64, left: impl FnMut(PageNo, Entry<S>)) {
+        let Self { entries, ages, .. } = self;
+        entries.recycle(run, |page| ages.is_held(page, most), left);
         self.forget_ages(run);
-        self.entries.recycle(run, left);
+    }
+
+    /// These pages were given back as zeros: those of which nothing else is known count, as those
+    /// of [`Region::recycle`] do.
+    pub(crate) fn count_zeros(&mut self, run: Run, most: &mut u64) {
+        for page in run.pages() {
+            if self.entry(page) == Entry::Fresh && self.ages.is_held(page, most) {
+                self.set(page, Entry::Zero);
+            }
+        }
     }
 
     /// Pages that count as recycled are ordinary ones again.

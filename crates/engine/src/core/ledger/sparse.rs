@@ -340,7 +340,7 @@ impl<S: MergedWith> Sparse<S> {
             let left = |page: PageNo, entry| left(page + first, entry);
             match self.make(run) {
                 Ok(Some(List(list))) => list.recycle(of, left),
-                Ok(Some(Many(region))) => region.recycle(of, left),
+                Ok(Some(Many(region))) => region.recycle(of, &mut u64::from(of.len), left),
                 _ => {}
             }
         }

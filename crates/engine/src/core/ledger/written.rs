@@ -50,6 +50,9 @@ impl Region {
         let zero = is.contains(Categories::PFNZERO);
         let huge = is.contains(Categories::HUGE);
         let kept_huge = huge && policy.pages == HugePages::Keep;
+        if is.contains(Categories::PRESENT) && !zero {
+            self.ages.held.insert_range(run.page.into(), run.len.into());
+        }
         if huge && policy.share > 0.0 {
             self.found_huge(run, policy.share);
         } else {

@@ -26,7 +26,7 @@ pub(crate) trait Steps {
 
 pub(crate) struct Pace<'a> {
     pub(crate) pacer: &'a Pacer,
-    pub(crate) user: u32,
+    pub(crate) user: claims::Owner,
     pub(crate) stop: &'a AtomicBool,
 }
 

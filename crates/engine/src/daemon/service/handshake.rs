@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
+use claims::Owner;
 use guests::Names;
 use kmem::memfd::{self, SharedMap};
 use kmem::peer::{self, Peer};
@@ -39,7 +40,7 @@ const MAX_ADMISSIONS: usize = 16;
 pub(super) struct Handshake {
     conn: Connection,
     peer: Peer,
-    user: Arc<User>,
+    pub(super) user: Arc<User>,
     _claim: Claim,
     since: Instant,
     hello: Option<Hello>,
@@ -71,9 +72,7 @@ pub(super) struct Admissions {
     /// The number that was given last.
     last: ClientId,
     done: (Sender<Admitted>, Receiver<Admitted>),
-    by_user: HashMap<u32, OfUser>,
-    /// Nothing is accepted until then.
-    pub(super) rests: Option<Instant>,
+    by_user: HashMap<Owner, OfUser>,
 }
 
 /// New clients of a user.
@@ -94,7 +93,7 @@ impl OfUser {
 
 impl Admissions {
     pub(super) fn new() -> Self {
-        Self { last: ClientId(0), done: std::sync::mpsc::channel(), by_user: HashMap::new(), rests: None }
+        Self { last: ClientId(0), done: std::sync::mpsc::channel(), by_user: HashMap::new() }
     }
 }
 
@@ -161,7 +160,7 @@ impl Service {
     /// Accepts new connections. Each user has room for some of its own.
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS {
-            let conn = match self.listener.accept() {
+            let conn = match self.accepting.listener.accept() {
                 Ok(Some(conn)) => conn,
                 Ok(None) => return,
                 Err(e) => return self.rest(&e),
@@ -172,7 +171,7 @@ impl Service {
             let claim = match user.claim(Kind::Handshakes, 1) {
                 Ok(claim) => claim,
                 Err(why) => {
-                    user.refuse(peer.pid, "", &why.to_string());
+                    user.refuse((peer.uid, peer.pid), "", &why.to_string());
                     continue;
                 }
             };
@@ -226,8 +225,7 @@ impl Service {
         let late = self.handshakes.iter().filter(|(_, handshake)| is_late(handshake)).map(|(&number, _)| number);
         for number in late.collect::<Vec<_>>() {
             let Some(handshake) = self.end_handshake(number) else { continue };
-            let why = format!("it has not introduced itself within {} s", HANDSHAKE_TIME.as_secs());
-            handshake.user.refuse(handshake.peer.pid, handshake.name(), &why);
+            handshake.note_refusal(&format!("it has not introduced itself within {} s", HANDSHAKE_TIME.as_secs()));
         }
         for OfUser { waiting, .. } in self.admissions.by_user.values_mut() {
             while waiting.front().is_some_and(|(handshake, ..)| is_late(handshake))
@@ -257,13 +255,13 @@ impl Service {
             },
             Ok(Step::Mapped(control, address)) => {
                 let Some(handshake) = self.end_handshake(number) else { return false };
-                let of_user = self.admissions.by_user.entry(handshake.peer.uid).or_default();
+                let of_user = self.admissions.by_user.entry(handshake.user.owner).or_default();
                 of_user.waiting.push_back((handshake, control, address));
                 self.admit_waiting();
             }
             Err(why) => {
                 if !matches!(why, Ended::Closed) {
-                    handshake.user.refuse(handshake.peer.pid, handshake.name(), &format!("connection closed: {why}"));
+                    handshake.note_refusal(&format!("connection closed: {why}"));
                 }
                 self.end_handshake(number);
             }
@@ -273,9 +271,9 @@ impl Service {
 
     /// Makes clients of agents that have introduced themselves, of each user some at a time.
     fn admit_waiting(&mut self) {
-        let users: Vec<u32> = self.admissions.by_user.keys().copied().collect();
-        for uid in users {
-            while let Some(of_user) = self.admissions.by_user.get_mut(&uid).filter(|of_user| !of_user.is_busy())
+        let users: Vec<Owner> = self.admissions.by_user.keys().copied().collect();
+        for owner in users {
+            while let Some(of_user) = self.admissions.by_user.get_mut(&owner).filter(|of_user| !of_user.is_busy())
                 && let Some(next) = of_user.waiting.pop_front()
             {
                 let under_way = of_user.under_way.clone();
@@ -341,6 +339,9 @@ impl Admitted {
         address: u64,
     ) -> Option<Self> {
         let Peer { pid, uid, .. } = handshake.peer;
+        if shared.client_of(pid).is_some_and(|before| !before.wait_to_return()) {
+            return None;
+        }
         let checked = || -> Result<_, AdmissionError> {
             let claim = handshake.user.claim(Kind::Clients, 1)?;
             let pidfd = peer::pidfd(handshake.conn.as_fd()).map_err(AdmissionError::Process)?;
@@ -355,17 +356,19 @@ impl Admitted {
             let key = handshake.domain(shared, &verdict)?;
             Ok((shared.domain(key)?, verdict, own, claim, pidfd, process))
         };
-        let (domain, verdict, own, claim, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
+        let (domain, verdict, own, claim, pidfd, process) =
+            shared.pacer.apart(checked).inspect_err(|why| handshake.refuse(why)).ok()?;
         let Process { memory, pagemap, maps } = process;
         handshake.user.accepted(pid);
         let hello = handshake.hello?;
         // Kept until the users of their frames are counted: the service thread closes unused ones.
-        let held = segments::adopt(shared, &domain, &handshake.user, pid, handshake.segments);
-        let segments = held.iter().map(|segment| segment.id).collect();
+        let held = shared.pacer.apart(|| segments::adopt(shared, &domain, &handshake.user, pid, handshake.segments));
+        let segments = held.own.iter().map(|segment| segment.id).collect();
         let config = shared.config();
         let identity = Identity {
             number,
             pid,
+            uid,
             user: handshake.user,
             name: hello.name,
             own,
@@ -381,11 +384,16 @@ impl Admitted {
         };
         let client = Arc::new(Client::new(identity, segments));
         client.state().regions = handshake.regions;
+        let status = kmem::procfs::status(Some(pid));
+        client.state().totals.peak = status.map_or(0, |status| status.vm_hwm_kib / (kmem::PAGE_SIZE as u64 >> 10));
+        client.state().flight.others = held.others;
         if let Err(e) = adopt::rebuild(shared, &client, maps) {
             let why = "its mappings can't be read; what it had merged stays merged and is not counted";
             log_of!(client.user, warn, pid, "{why}: {e}");
         }
-        drop(held);
+        drop(held.own);
+        client.drop_others();
+        client.took(kmem::cpu::thread_time());
         Some(Self { before: superseded(shared, &client, address), client })
     }
 }
@@ -401,10 +409,6 @@ fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
 }
 
 impl Handshake {
-    pub(super) fn uid(&self) -> u32 {
-        self.user.uid
-    }
-
     fn name(&self) -> &str {
         self.hello.as_ref().map_or("", |hello| &hello.name)
     }
@@ -420,19 +424,21 @@ impl Handshake {
         DomainKey::of(&shared.config(), self.peer.uid, verdict.tenant.clone(), asked)
     }
 
+    fn note_refusal(&self, why: &str) {
+        self.user.refuse((self.peer.uid, self.peer.pid), self.name(), why);
+    }
+
     /// Tells the agent that it is no client, and why.
     fn refuse(&self, why: &AdmissionError) {
-        self.user.refuse(self.peer.pid, self.name(), &why.to_string());
+        self.note_refusal(&why.to_string());
         let refused = ToAgent::Refused { reason: why.to_string() };
         let _ = self.conn.send(&wire::encode(&refused), &[]);
     }
 
     /// Welcomes an agent with its control page.
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
-        self.control = Some(
-            send_control_page(&self.conn, self.version(), shared.config().direct_io_seconds)
-                .map_err(AdmissionError::ControlPage)?,
-        );
+        let page = send_control_page(&self.conn, self.version(), shared.config().direct_io_seconds);
+        self.control = Some(page.map_err(AdmissionError::ControlPage)?);
         Ok(())
     }
 }
@@ -477,7 +483,7 @@ fn introduce(
         ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}
         ToDaemon::Retained { .. } | ToDaemon::Detaching(_) | ToDaemon::DetachFailed { .. } => {}
         ToDaemon::Recycled(_) | ToDaemon::Swept(_) | ToDaemon::SegmentLeftOut { .. } => {}
-        ToDaemon::Library { .. } => {}
+        ToDaemon::Library { .. } | ToDaemon::CpuTime { .. } | ToDaemon::Zeros(_) => {}
         ToDaemon::Pool(_) | ToDaemon::PoolRenewed { .. } => return Err(HandshakeError::PoolTooEarly.into()),
         ToDaemon::Detached => return Err(Ended::Closed),
         ToDaemon::Ready if handshake.control.is_some() => return Err(HandshakeError::ReadyTwice.into()),

@@ -11,6 +11,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use claims::Owner;
+
 /// How soon to look again whether a user's passes are over: each look takes CPU time that merging
 /// has not.
 const LATER: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(50)];
@@ -19,7 +21,7 @@ const LATER: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(5
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Scans {
     /// Of the clients of these users.
-    pub(super) users: BTreeSet<u32>,
+    pub(super) users: BTreeSet<Owner>,
     /// A round of the pace begins.
     pub(super) round: bool,
 }
@@ -29,9 +31,9 @@ pub(super) struct Periods {
     /// When the next period begins.
     next: Instant,
     /// Users that were not scanned in this period.
-    due: BTreeSet<u32>,
+    due: BTreeSet<Owner>,
     /// Users that were scanned when the round began and have passes since.
-    awaited: BTreeSet<u32>,
+    awaited: BTreeSet<Owner>,
 }
 
 impl Periods {
@@ -55,7 +57,7 @@ impl Periods {
     }
 
     /// Whether a period begins `now`; then `users` gives all users that have clients.
-    pub(super) fn begin(&mut self, now: Instant, users: impl FnOnce() -> BTreeSet<u32>) -> bool {
+    pub(super) fn begin(&mut self, now: Instant, users: impl FnOnce() -> BTreeSet<Owner>) -> bool {
         let begins = now >= self.next;
         if begins {
             self.next = (self.next + self.period).max(now);
@@ -65,8 +67,8 @@ impl Periods {
     }
 
     /// The scans to request. `busy`: whether a user's passes are not over. `None`: no scan is due.
-    pub(super) fn scans(&mut self, busy: impl Fn(u32) -> bool) -> Option<Scans> {
-        let users: BTreeSet<u32> = self.due.iter().copied().filter(|&user| !busy(user)).collect();
+    pub(super) fn scans(&mut self, busy: impl Fn(Owner) -> bool) -> Option<Scans> {
+        let users: BTreeSet<Owner> = self.due.iter().copied().filter(|&user| !busy(user)).collect();
         if users.is_empty() {
             return None;
         }

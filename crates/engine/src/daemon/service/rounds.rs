@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use claims::Owner;
+
 use super::Service;
 use crate::config::bounds::ROUND;
 use crate::core::content::index::ClientId;
@@ -25,17 +27,17 @@ impl Service {
     /// Serves ready connections, each user's for [`ROUND`]; the others come again.
     pub(super) fn round(&mut self, mut ready: Ready) {
         ready.clients.extend(self.unfinished.iter().copied());
-        let mut by_user: BTreeMap<u32, Vec<Turn>> = BTreeMap::new();
+        let mut by_user: BTreeMap<Owner, Vec<Turn>> = BTreeMap::new();
         for number in ready.handshakes {
             let Some(handshake) = self.handshakes.get(&number) else { continue };
-            by_user.entry(handshake.uid()).or_default().push(Turn::Handshake(number));
+            by_user.entry(handshake.user.owner).or_default().push(Turn::Handshake(number));
         }
         for number in ready.clients {
             let Some(client) = self.shared.client(number) else {
                 self.unfinished.remove(&number);
                 continue;
             };
-            by_user.entry(client.user.uid).or_default().push(Turn::Client(number));
+            by_user.entry(client.user.owner).or_default().push(Turn::Client(number));
         }
         for turns in by_user.into_values() {
             self.serve_user(turns);

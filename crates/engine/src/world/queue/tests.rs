@@ -4,7 +4,7 @@ use super::*;
 
 #[derive(Default)]
 struct Fake {
-    user: u32,
+    user: Owner,
     passes: AtomicU32,
     /// Workers that have it: never two.
     inside: AtomicUsize,
@@ -18,7 +18,7 @@ impl TakesPasses for Fake {
         &self.passes
     }
 
-    fn user(&self) -> u32 {
+    fn user(&self) -> Owner {
         self.user
     }
 }
@@ -26,12 +26,12 @@ impl TakesPasses for Fake {
 #[test]
 fn users_take_turns_however_many_clients_they_have() {
     let queue = Queue::default();
-    let ask = |user| queue.ask(&Arc::new(Fake { user, ..Fake::default() }), Pass::GoOn);
+    let ask = |user| queue.ask(&Arc::new(Fake { user: Owner::numbered(user), ..Fake::default() }), Pass::GoOn);
     [7, 7, 7, 7, 3, 9].into_iter().for_each(ask);
-    assert!(queue.others_wait(7) && queue.others_wait(3));
-    let users: Vec<u32> = (0..6).map(|_| queue.take().unwrap().0.user).collect();
+    assert!(queue.others_wait(Owner::numbered(7)) && queue.others_wait(Owner::numbered(3)));
+    let users: Vec<u32> = (0..6).map(|_| queue.take().unwrap().0.user.number()).collect();
     assert_eq!(users, [3, 7, 9, 7, 7, 7]);
-    assert!(!queue.others_wait(7));
+    assert!(!queue.others_wait(Owner::numbered(7)));
 }
 
 #[test]

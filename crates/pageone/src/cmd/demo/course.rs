@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use control::HostMetrics;
+use control::units::counted;
 use testguest::{Accelerator, Guest, PrepareError, Spec, Verdict};
 
 use super::table::{Counters, Summary, To, View};
@@ -121,7 +122,8 @@ pub(crate) trait Backend {
 /// comes. Wrong bytes and deaths after the first round are no error, but the [`Summary`] has not
 /// passed.
 pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
-    ensure!(options.guests > 0, "--guests 0: there is nothing to merge; say --guests 2 or more");
+    let why = "--guests 0: there is nothing to merge; say --guests 2 or more";
+    ensure!(options.guests > 0, Coded(Code::Usage, why.into()));
     let spec = prepare(options)?;
     let spec = if options.guest.accel == "auto" { choose_accelerator(&spec) } else { spec };
     let interrupted = Interrupt::catch()?;
@@ -203,7 +205,7 @@ impl<'a> Demo<'a> {
             guests: Vec::new(),
             view: View::new(
                 if options.json { To::Stderr } else { To::Stdout },
-                format!("{} guests of {} MiB", options.guests, options.guest.memory),
+                format!("{} of {} MiB", counted(options.guests, "guest"), options.guest.memory),
             ),
             interrupted,
             base_mib: 0.0,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use control::HostMetrics;
-use control::units::size;
+use control::units::{counted, size};
 use output::text::shown;
 use testguest::Guest;
 
@@ -79,9 +79,8 @@ impl Summary {
     pub(crate) fn print(&self, memory_mib: u32) -> Result<()> {
         let (before, after, counters) = (self.used_before_mib, self.used_after_mib, &self.counters);
         output::line!(
-            "\n{} guests of {} MiB, booted and verified after {:.0} s, merged for {:.0} s",
-            self.guests,
-            memory_mib,
+            "\n{} of {memory_mib} MiB, booted and verified after {:.0} s, merged for {:.0} s",
+            counted(self.guests, "guest"),
             self.first_round_seconds,
             self.merge_seconds
         )?;

@@ -1,6 +1,7 @@
 //! The kernel and this account, in the order in which the checks are printed.
 
 use control::Status;
+use control::units::counted;
 use kmem::memfd;
 use kmem::pagemap::{Categories, Pagemap, Query};
 use kmem::range::Range;
@@ -137,7 +138,7 @@ fn daemon(status: &Result<Status, control::client::Error>) -> Check {
     /// What `systemctl enable` makes: it is to run.
     const ENABLED: &str = "/etc/systemd/system/multi-user.target.wants/pageone.service";
     match status {
-        Ok(status) => Check::ok("daemon", format!("running, {} domains", status.domains.len())),
+        Ok(status) => Check::ok("daemon", format!("running, {}", counted(status.domains.len(), "domain"))),
         Err(e) if std::path::Path::new(ENABLED).exists() => {
             Check::note("daemon", e, "systemd is to run it: `systemctl start pageone`")
                 .safe_fix("systemctl start pageone")

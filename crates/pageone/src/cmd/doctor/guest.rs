@@ -17,6 +17,7 @@ use super::denied::{self, Denial};
 use super::memory::{self, Memory};
 use super::process::{self, Identity, Process};
 use super::report::{Check, Guest, Verdict};
+use crate::cmd::quoted;
 
 /// Most characters of a socket's name, see unix(7).
 const LONGEST: usize = 107;
@@ -285,9 +286,4 @@ fn of_client(client: &ClientStatus) -> Check {
             "its agent does not answer: let the program go on if it is stopped, else start it again",
         ),
     }
-}
-
-/// A word for a shell.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use control::units::counted;
 use output::text::printable;
 use serde::Serialize;
 
@@ -97,8 +98,8 @@ impl Report {
         let blocks = |checks: &[Check]| checks.iter().filter(|check| check.verdict == Verdict::Blocks).count();
         let host = blocks(&self.host);
         let guests = self.guests.iter().filter(|guest| blocks(&guest.checks) > 0).count();
-        let of_host = format!("{host} of {} checks of the host failed", self.host.len());
-        let of_guests = format!("{guests} of {} guests cannot be merged as they are", self.guests.len());
+        let of_host = format!("{host} of {} of the host failed", counted(self.host.len(), "check"));
+        let of_guests = format!("{guests} of {} cannot be merged as things are", counted(self.guests.len(), "guest"));
         match (host, guests) {
             (0, 0) => None,
             (_, 0) => Some(of_host),
@@ -169,8 +170,8 @@ mod tests {
         };
         assert_eq!(report(Verdict::Ok, Verdict::Note).in_the_way(), None);
         let guest = report(Verdict::Note, Verdict::Blocks);
-        assert_eq!(guest.in_the_way().unwrap(), "1 of 1 guests cannot be merged as they are");
-        assert_eq!(report(Verdict::Blocks, Verdict::Ok).in_the_way().unwrap(), "1 of 1 checks of the host failed");
+        assert_eq!(guest.in_the_way().unwrap(), "1 of 1 guest cannot be merged as things are");
+        assert_eq!(report(Verdict::Blocks, Verdict::Ok).in_the_way().unwrap(), "1 of 1 check of the host failed");
         let text = guest.to_string();
         assert!(text.contains("\nguest 7 web (KVM)\n  BLOCKS  b                  x → y\n"), "{text}");
     }

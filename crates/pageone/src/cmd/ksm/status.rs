@@ -113,7 +113,8 @@ impl Report {
             let _ = write!(out, "\n{}", table.within(width));
         }
         if self.processes_not_readable > 0 {
-            let _ = writeln!(out, "{} processes of others can't be read; root can", self.processes_not_readable);
+            let _ =
+                writeln!(out, "not readable here, but for root: processes of others, {}", self.processes_not_readable);
         }
         out
     }
@@ -209,7 +210,7 @@ mod tests {
             ..Report::default()
         };
         let text = report.text(None);
-        for part in ["pages_shared 3", "net profit: -1 MiB", "42  qemu", "3 MiB  all", "2 processes"] {
+        for part in ["pages_shared 3", "net profit: -1 MiB", "42  qemu", "3 MiB  all", "processes of others, 2"] {
             assert!(text.contains(part), "{part} in {text}");
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use checkpoint::{Catalog, Checkpoint, OpenError, Repacked, Repacking, Wrong};
-use control::units::size;
+use control::units::{counted, size};
 use mpool::{Access, BLOCK, Depth, Pool};
 use output::Progress;
 use serde_json::json;
@@ -121,9 +121,9 @@ pub(super) fn repack(found: Found<'_>, compress: Option<usize>, quiet: Quiet, js
     }
     if all.done.left > 0 {
         output::note!(
-            "{} data mblocks stay as they are: they, or maps that name them, cannot be read; `pageone pool check` \
-             lists all damage",
-            all.done.left
+            "{} cannot be repacked: what is in it, or a map that names it, cannot be read; `pageone pool check` lists \
+             all damage",
+            counted(all.done.left as usize, "data mblock")
         );
     }
     match signal.load(Ordering::Relaxed) as i32 {
@@ -146,7 +146,7 @@ fn report(
         "kept_by": keepers,
     });
     let (freed, moved) = (size(bytes(done.freed)), size(bytes(done.moved)));
-    let mut text = format!("{freed} freed, {moved} moved, {} data mblocks removed", done.mblocks);
+    let mut text = format!("{freed} freed, {moved} moved, {} removed", counted(done.mblocks as usize, "data mblock"));
     if compress.is_some() || done.compressed > 0 {
         text += &format!("\n{} compressed to {}", size(bytes(done.compressed)), size(done.compressed_bytes));
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use control::units::size;
+use control::units::{counted, size};
 use mpool::{Pool, Rebuild};
 
 /// What it would do.
@@ -40,6 +40,6 @@ pub(super) fn run(path: &Path, how: Rebuild) -> Result<()> {
     for (class, bytes) in &rebuilt.kept {
         output::line!("class {class} keeps {} that may belong to lost mblocks; --free-lost frees them", size(*bytes))?;
     }
-    output::line!("{} mblocks are in the pool; `pageone pool check` reads them all", rebuilt.mblocks)?;
+    output::line!("the pool has {}; `pageone pool check` reads all", counted(rebuilt.mblocks, "mblock"))?;
     Ok(())
 }

@@ -24,7 +24,7 @@ use crate::cmd::Quiet;
 /// How long a command has a pool at least for which others wait.
 pub(super) const TURN: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 1 });
 /// How long a pool is left to those who wait for it, if none takes it.
-const OFFER: Duration = Duration::from_secs(1);
+const OFFER: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 1 });
 
 /// A pool that is given to others in the midst of work.
 pub(crate) struct Turns<'a> {

@@ -39,9 +39,9 @@ pub(super) fn refuse_stored(words: &[OsString]) -> Result<()> {
     let Some(image) = snapshot::stored_image(&words) else { return Ok(()) };
     let image = image.display();
     bail!(
-        "nobody may write to {image}, as its mode says: it is the image of a snapshot, which this guest would destroy. Start \
-         it with a new image over that (`qemu-img create -f qcow2 -F qcow2 -b {image} NEW`), or with readonly=on; if no \
-         snapshot needs it, `chmod u+w {image}`"
+        "nobody may write to {image}, as its mode says: it is the image of a snapshot, which this guest would destroy, or its \
+         snapshot was removed. Start it with a new image over that (`qemu-img create -f qcow2 -F qcow2 -b {image} NEW`), or with \
+         readonly=on; if no snapshot or image needs it, `chmod u+w {image}`"
     )
 }
 

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use checkpoint::{Catalog, Image, Store};
-use control::units::size;
+use control::units::{counted, size};
 use mpool::Access;
 use output::OutputFile;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::archive::{self, Exported, Place};
+use snapshot::rights::Asked;
 
 use super::Which;
 use super::clones::Leased;
@@ -33,6 +34,9 @@ pub(crate) struct ExportArgs {
     output: Option<PathBuf>,
     #[command(flatten)]
     force: Force,
+    /// Copy all that the images show, also if the snapshot is another's
+    #[arg(long)]
+    trust: bool,
     #[command(flatten)]
     quiet: Quiet,
     #[command(flatten)]
@@ -44,12 +48,12 @@ pub(crate) struct ExportArgs {
 pub(crate) struct ImportArgs {
     #[command(flatten)]
     names: Names,
-    /// Pool: a name, or the path of its capacity class
+    /// Pool: name, or path of its capacity class
     pool: String,
     /// File [default: standard input]
     file: Option<PathBuf>,
-    /// Name of the snapshot [default: the one that it had]
-    #[arg(long)]
+    /// Name of the snapshot, up to 127 bytes [default: the one that it had]
+    #[arg(long, value_parser = crate::cmd::checkpoint_name)]
     name: Option<String>,
     /// Directory for the images of its disks
     #[arg(long, value_name = "DIR")]
@@ -62,7 +66,9 @@ pub(crate) struct ImportArgs {
 
 /// Writes a snapshot as a tar archive. Its pool can be written meanwhile.
 pub(super) fn export(args: &ExportArgs) -> Result<()> {
-    let Leased { checkpoint, record, lease, .. } = Leased::of(&args.snapshot)?;
+    let leased = Leased::of(&args.snapshot)?;
+    let account = &leased.reader(&Asked { trust: args.trust, ..Asked::default() })?;
+    let Leased { checkpoint, record, lease, .. } = leased;
     let image = Image::of_lease(&lease)?;
     let what = Exported {
         name: &checkpoint.name,
@@ -71,6 +77,7 @@ pub(super) fn export(args: &ExportArgs) -> Result<()> {
         regions: &checkpoint.regions,
         record: &record,
         image: &image,
+        account,
     };
     let progress = args.quiet.progress();
     let written = match &args.output {
@@ -134,7 +141,7 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
     drop(progress);
     let (memory, disks) = (about.bytes(), about.description.disks.len());
     args.json.line(&value(&about.name, memory, disks), || {
-        format!("{}: {} of memory, {disks} disks", about.name, size(memory))
+        format!("{}: {} of memory, {}", about.name, size(memory), counted(disks, "disk"))
     })
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use checkpoint::{Catalog, Checkpoint, Image, ReadError};
+use control::units::counted;
 use kmem::ksm::{self, Ksm};
 use kmem::procfs;
 use serde_json::json;
@@ -23,7 +24,7 @@ use snapshot::clone::{Add, Clone, Links, Options, Own, Ram, Template, start};
 use snapshot::memory::segments::Segments;
 use snapshot::memory::{self, MemoryError, Server};
 use snapshot::record::Record;
-use snapshot::rights::{Asked, Rights};
+use snapshot::rights::{self, Account, Asked, Rights};
 use wire::HugePages;
 
 use super::Which;
@@ -114,7 +115,8 @@ pub(super) struct AskedRights {
 impl AskedRights {
     fn asked(&self) -> Result<Asked> {
         let user = self.user.as_deref();
-        let named = |name: &str| account(Path::new("/"), name).with_context(|| format!("no account is called {name}"));
+        let unknown = |name: &str| Coded(Code::Usage, format!("no account is called {name}"));
+        let named = |name: &str| account(Path::new("/"), name).ok_or_else(|| unknown(name));
         Ok(Asked { user: user.map(named).transpose()?, trust: self.trust })
     }
 }
@@ -217,10 +219,8 @@ fn start_all(
         }
     }
     if let Some(why) = clocks.first() {
-        let count = clocks.len();
-        output::note!(
-            "the clocks of {count} guests stand at the snapshot's time ({why}): their time daemon must set them"
-        );
+        let guests = counted(clocks.len(), "guest");
+        output::note!("of {guests} the clock stands at the snapshot's time ({why}): a time daemon in it must set it");
     }
     (clones, failed)
 }
@@ -320,6 +320,11 @@ impl Leased {
     /// As whom its guests run.
     pub(super) fn rights(&self, asked: &AskedRights) -> Result<Rights> {
         Ok(Rights::of(&self.record.description, &self.directories, asked.asked()?)?)
+    }
+
+    /// As whom its images are copied.
+    pub(super) fn reader(&self, asked: &Asked) -> Result<Account> {
+        Ok(rights::reader(&self.record.description, &self.directories, asked)?)
     }
 }
 

@@ -27,11 +27,11 @@ pub(crate) struct Args {
     /// The guest's process, name or UUID, or the name of its program (the last part of its path)
     #[arg(value_name = "PID|NAME|UUID")]
     target: String,
-    /// Pool: a name, or the path of its capacity class
+    /// Pool: name, or path of its capacity class
     #[arg(long, value_name = "POOL")]
     to: String,
-    /// Name of the snapshot [default: guest-PID-SECONDS]
-    #[arg(long)]
+    /// Name of the snapshot, up to 127 bytes [default: guest-PID-SECONDS]
+    #[arg(long, value_parser = crate::cmd::checkpoint_name)]
     name: Option<String>,
     /// The longest time for copying memory while the guest stands, in milliseconds
     #[arg(long, default_value_t = 100)]

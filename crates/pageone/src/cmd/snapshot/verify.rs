@@ -11,7 +11,7 @@ use control::units::size;
 use mpool::{AlignedBuf, BLOCK};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use snapshot::clone::{Links, Options, Ram, start};
+use snapshot::clone::{Links, Options, Ram, check_image, start};
 
 use super::Which;
 use super::clones::{self, AskedRights, Leased, Watch};
@@ -61,9 +61,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
         progress.inc(bytes.len() as u64);
     }
     drop(progress);
-    for disk in &record.description.disks {
-        snapshot::clone::check_image(disk)?;
-    }
+    // Headers name files: they lead to none that the guest could not read.
+    let account = rights.as_ref().map_or_else(|| record.description.reader(), |rights| Ok(rights.account.clone()))?;
+    account.with_files(|| Ok(record.description.disks.iter().try_for_each(|disk| check_image(disk).map(drop))))??;
     let mut what = "its memory can be read";
     if let Some(rights) = &rights {
         let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;

@@ -28,8 +28,9 @@ fn what_a_tried_clone_has_started_ends_with_it() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let program = dir.path().join("qemu-system-x86_64");
-    std::fs::write(&program, "#!/bin/sh\nsetsid sleep 61.4712 &\nsleep 0.2\n").unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    // A child of another test may have open what this process writes: then it cannot be run.
+    let script = "printf '#!/bin/sh\\nsetsid sleep 61.4712 &\\nsleep 0.2\\n' > \"$0\" && chmod 755 \"$0\"";
+    assert!(std::process::Command::new("sh").args(["-c", script]).arg(&program).status().unwrap().success());
     let source = Source { uid: 65_534, gid: 65_534, elsewhere: false, ..Source::of(std::process::id()).unwrap() };
     let description = Description { program, directory: "/".into(), source: Some(source), ..Description::default() };
     let tried = run(&description, &[], &Asked::default());

@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kmem::memfd;
+use kmem::peer::connect_within;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     Shutdown, recvmsg, sendmsg, shutdown, sockopt,
@@ -96,7 +97,7 @@ fn give(mut stream: &UnixStream, all: &[OwnedFd]) -> io::Result<()> {
 
 /// Asks for them.
 pub(super) fn ask(address: &SocketAddr, count: usize) -> io::Result<Vec<OwnedFd>> {
-    let mut stream = UnixStream::connect_addr(address)?;
+    let mut stream = connect_within(address, PATIENCE)?;
     if !is_trusted(&stream) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }

@@ -1,5 +1,7 @@
 //! Verdicts on pages of a chunk.
 
+#![allow(unsafe_code)] // Maps a segment as an agent does.
+
 use super::*;
 use crate::client::scanning::tests::client;
 use crate::store::domain::InFiles;
@@ -77,4 +79,35 @@ fn a_page_whose_content_files_have_becomes_a_frame_at_once() {
     assert_eq!((domain.store.users(frame), domain.index.len()), (0, 2), "it leaves as every frame does");
     drop(files);
     assert!(!domain.is_in_files(digests[1]));
+}
+
+#[test]
+fn a_page_of_a_segment_that_nobody_took_back_becomes_a_frame_at_once() {
+    let shared = shared();
+    let (client, _agent) = client();
+    let client = Arc::new(client);
+    let fd = kmem::memfd::create_sealed("pageone:test", 4 * PAGE_SIZE).unwrap().0;
+    let range = Range::new(kmem::mm::map_anonymous(4 * PAGE_SIZE).unwrap(), 4 * PAGE_SIZE);
+    // SAFETY: only this test knows the memory, and nothing refers to it.
+    unsafe { kmem::mm::map_fixed_private(std::os::fd::AsFd::as_fd(&fd), range, 0) }.unwrap();
+    let id = RegionId(0);
+    let region = crate::core::ledger::Region::new(range.start as u64, 4).unwrap();
+    client.state().regions.insert(id, region);
+    // One was written since, and the last is none of these.
+    for page in 0..4 {
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(range.start + page * PAGE_SIZE);
+        // SAFETY: a page of the mapping above, to which nothing refers.
+        unsafe { if page == 1 { at.write_volatile(1) } else { _ = at.read_volatile() } };
+    }
+    client.state().flight.earlier = Arc::new([(id, vec![Run::new(PageNo(0), 3)])].into());
+    let bytes = [[5; PAGE_SIZE], [6; PAGE_SIZE], [7; PAGE_SIZE], [8; PAGE_SIZE]];
+    let mut keys = bytes.map(|bytes| client.domain.digest(&bytes));
+    let mut lookup = Lookup::new(&shared, &client);
+    lookup.look_up(&mut Chunk::read(&[0, 1, 2, 3].map(PageNo), &mut keys, &bytes));
+    use Verdict::{First, Merge};
+    let [(_, Merge(_)), (_, First(_)), (_, Merge(_)), (_, First(_))] = lookup.verdicts[..] else {
+        panic!("{:?}", lookup.verdicts)
+    };
+    // SAFETY: the memory is this test's alone, and nothing refers to it.
+    unsafe { kmem::mm::unmap(range) }.unwrap();
 }

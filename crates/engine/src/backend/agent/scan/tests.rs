@@ -53,6 +53,7 @@ fn candidates(client: &Client) -> Vec<PageNo> {
 fn what_an_agent_reports_during_a_scan_counts_more_than_its_findings() {
     let (client, _agent) = client();
     add_region(&client, START, 12);
+    scan(&client, run(6, 5), ScanFor::Period, || {});
     scan(&client, run(0, 10), ScanFor::Period, || {
         hear(&client, ToDaemon::Discarded { region: ID, run: run(2, 2) });
         hear(&client, ToDaemon::Recycled(Recycled { region: ID, runs: vec![run(6, 1), run(8, 3)] }));
@@ -67,6 +68,8 @@ fn what_an_agent_reports_during_a_scan_counts_more_than_its_findings() {
 fn findings_after_a_report_count() {
     let (client, _agent) = client();
     add_region(&client, START, 12);
+    scan(&client, run(0, 12), ScanFor::Period, || {});
+    candidates(&client);
     hear(&client, ToDaemon::Recycled(Recycled { region: ID, runs: vec![run(0, 12)] }));
     scan(&client, run(3, 2), ScanFor::Period, || {});
     assert_eq!(candidates(&client), [3, 4].map(PageNo), "used again");
@@ -98,7 +101,7 @@ fn findings_on_a_region_that_is_gone_are_dropped() {
 fn a_client_reaped_during_a_scan_has_nothing_to_enter() {
     let (client, _agent) = client();
     add_region(&client, START, 12);
-    scan(&client, run(0, 10), ScanFor::Period, || client.reap());
+    scan(&client, run(0, 10), ScanFor::Period, || _ = client.reap());
     assert!(client.settled().regions.is_empty());
 }
 

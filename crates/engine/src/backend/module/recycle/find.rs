@@ -15,7 +15,6 @@ use kmem::PAGE_SIZE;
 use kmem::memfd::FileId;
 use kmem::pidfd::PidFd;
 use kmem::procfs::for_each_map;
-use parking_lot::Mutex;
 use qmp::{Qmp, QmpError};
 use rustix::net::{AddressFamily, sockopt};
 use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_PERIOD, Extent};
@@ -31,6 +30,7 @@ use crate::core::ledger::free_pages::FreePages;
 use crate::core::recycle::device::{self, QMP_TIME};
 use crate::core::recycle::layout::{LayoutError, Place, extents_of, find_ram};
 use crate::core::recycle::state::{Device, Recycling};
+use crate::sync::Mutex;
 use crate::world::searches::Search;
 use crate::world::shared::Shared;
 
@@ -116,7 +116,7 @@ impl Words {
 
 /// Looks at a process, in a thread of its own.
 pub(super) fn start(files: &Arc<impl Managed>, shared: &Arc<Shared>, subject: Subject) {
-    let Some(search) = Search::begin(shared, Some(subject.owner.uid)) else {
+    let Some(search) = Search::begin(shared, Some(claims::Owner::of(subject.owner.uid))) else {
         tracing::warn!(pid = subject.owner.pid, "not recycled: too many processes of its user are being looked at");
         return;
     };

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::process::Qemu;
 use super::sweep::Sweeper;
 use crate::backend::module::file::File;
 use crate::backend::module::owner::Owner;
 use crate::core::recycle::state::Recycling;
+use crate::sync::{Condvar, Mutex};
 use crate::world::shared::Shared;
 
 /// A guest whose free pages are punched.

@@ -6,13 +6,13 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
 use wire::PageNo;
 
 use super::known::{Guest, Known};
 use super::sweep::Sweeper;
 use crate::core::recycle::device::{self, PlugError, SessionError};
 use crate::core::recycle::state::Device;
+use crate::sync::MutexGuard;
 use crate::world::shared::Shared;
 
 /// Recycled pages that are looked at in one go.

@@ -98,7 +98,7 @@ pub(super) fn errno(error: std::io::Error) -> Errno {
 mod tests {
     use std::os::fd::AsRawFd;
 
-    use parking_lot::Mutex;
+    use crate::sync::Mutex;
     use wire::PageNo;
 
     use super::*;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kmem::cpu::thread_time;
-use parking_lot::Mutex;
 use ppr::{Ended, Recycled, SWEEP_PAGES};
 use rustix::io::Errno;
 use wire::Run;
@@ -17,6 +16,7 @@ use crate::backend::module::file::File;
 use crate::core::content::index::Content;
 use crate::core::ledger::Entry;
 use crate::core::recycle::state::Recycling;
+use crate::sync::Mutex;
 
 /// How long a sweep may take: the other guests wait for it, and a task that is throttled may hold
 /// it up in each batch.

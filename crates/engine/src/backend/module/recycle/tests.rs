@@ -11,7 +11,6 @@ use std::time::Duration;
 use control::RecyclerState;
 use kmem::memfd::SharedMap;
 use kmem::pageonefs::Plain;
-use parking_lot::Mutex;
 use proptest::prelude::*;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -31,6 +30,7 @@ use crate::core::ledger::free_pages::tests::{guest_side, pool};
 use crate::core::ledger::free_pages::{FreePages, Marks};
 use crate::core::recycle::device;
 use crate::core::recycle::state::Recycling;
+use crate::sync::Mutex;
 use crate::world::shared::tests::shared;
 
 /// Where the guest has the first page of its first file, and of its second.

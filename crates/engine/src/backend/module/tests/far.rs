@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kmem::pageonefs::{Ask, Bits, Entry as Pairing, File as Listed, Harvest};
-use parking_lot::Mutex;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use wire::{PageNo, Run};
@@ -17,6 +16,7 @@ use crate::backend::module::kernel::Kernel;
 use crate::core::content::index::ClientId;
 use crate::core::content::seed::Seed;
 use crate::core::ledger::PAGES;
+use crate::sync::Mutex;
 
 /// A kernel with one file, of pages that are there and of those that are dirty.
 #[derive(Default)]

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kmem::pageonefs::{Ask, Bits, Entry as Pairing, Harvest, digest_of};
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use wire::{PageNo, Run};
 
 use crate::backend::module::kernel::Kernel;
+use crate::sync::Mutex;
 
 /// A page of the model: what it holds (0: a hole), and the frame that it uses.
 #[derive(Clone, Copy, Default)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
+use claims::Owner;
 use kmem::pageonefs::File as Listed;
 
 use super::model::Calls;
@@ -13,7 +14,7 @@ use crate::backend::module::contents::Contents;
 use crate::backend::module::kernel::MountPoint;
 use crate::backend::module::merge::Merge;
 use crate::backend::module::mounts::{Files, Mount};
-use crate::backend::module::numbers::{Holder, Numbers, Taken, Users};
+use crate::backend::module::numbers::{Holder, Numbers, Taken};
 use crate::backend::module::round;
 use crate::core::content::index::MAX_CLIENTS;
 use crate::core::content::seed::Seed;
@@ -25,7 +26,7 @@ fn whoever_comes_later_finds_a_number_and_whoever_has_the_most_gives_way() {
     let mut numbers = Numbers::default();
     let mut given = BTreeMap::new();
     let mut take = |numbers: &mut Numbers, mount, user, id| {
-        let holder = Holder { mount, user, id };
+        let holder = Holder { mount, user: Owner::numbered(user), id };
         loop {
             match numbers.take(Some(holder)) {
                 Ok(number) => return given.insert(holder, number).is_none(),
@@ -42,7 +43,7 @@ fn whoever_comes_later_finds_a_number_and_whoever_has_the_most_gives_way() {
     assert_eq!((1..=70_000).filter(|&id| take(&mut numbers, 3, 7, id)).count(), ALL as usize / 3);
     let of = |mount| given.keys().filter(|holder| holder.mount == mount).count() as u32;
     assert!([1, 2, 3].iter().all(|&mount| of(mount).abs_diff(ALL / 3) <= 1), "{:?}", [1, 2, 3].map(of));
-    let of_user = |user| given.keys().filter(|holder| holder.user == user).count() as u32;
+    let of_user = |user| given.keys().filter(|holder| holder.user == Owner::numbered(user)).count() as u32;
     assert!(of_user(1000).abs_diff(of_user(1001)) <= 1);
     assert!((2000..2600).all(|user| of_user(user).abs_diff(ALL / 3 / 600) <= 1));
     let newest = given.keys().filter(|holder| holder.mount == 3).map(|holder| holder.id).max();
@@ -51,16 +52,6 @@ fn whoever_comes_later_finds_a_number_and_whoever_has_the_most_gives_way() {
     assert_eq!(own, 1 << 12, "kept for segments");
     given.into_values().for_each(|number| numbers.give_back(number));
     assert_eq!(std::iter::from_fn(|| numbers.take(None).ok()).count() as u32, ALL);
-}
-
-#[test]
-fn a_user_and_its_subordinates_are_two_however_many_these_are() {
-    let users =
-        Users::parse("alice:100000:65536\nbob:165536:65536\nalice:4000000000:500000000\n# no range\nx:y:1\n7\n");
-    let of =
-        [999, 1000, 99_999, 100_000, 165_535, 165_536, 231_072, 4_000_000_000, u32::MAX - 1].map(|uid| users.of(uid));
-    assert_eq!(of, [999, 1000, 99_999, 100_000, 100_000, 165_536, 231_072, 100_000, 100_000]);
-    assert_eq!(Users::default().of(7), 7);
 }
 
 /// Files of a mount that nobody has mounted.
@@ -72,7 +63,7 @@ fn of_mount() -> Files {
 }
 
 fn take_in(files: &Files, listed: &[Listed]) {
-    files.take_in(1, listed, &Users::default());
+    files.take_in(1, listed);
 }
 
 fn listed(ids: impl Iterator<Item = u64>, uid: u32) -> Vec<Listed> {
@@ -105,7 +96,7 @@ fn files_come_and_go_and_no_user_takes_the_numbers_of_all() {
     // Whoever comes then finds some.
     let more = [all.clone(), listed((0..2000).map(|at| 2000 << 16 | at), 2000)].concat();
     take_in(&files, &more);
-    assert!(!files.tell()[0].left_out.contains_key(&2000));
+    assert!(!files.tell()[0].left_out.contains_key(&Owner::of(2000)));
     assert_eq!(of(&files).0, ALL as usize);
     // Those that are left take the places of those that go.
     take_in(&files, &more[60_000..]);

@@ -21,6 +21,17 @@ pub(super) enum Held {
     Earlier(OwnedFd, Claim),
     /// It is a part of a snapshot's RAM, which nobody can change any more.
     Snapshot(OwnedFd, Claim),
+    /// No daemon of this directory made it.
+    Unknown(Claim),
+}
+
+/// What is made of the segments that an agent has.
+#[derive(Default)]
+pub(super) struct Adopted {
+    /// Those of its domain's store.
+    pub(super) own: Vec<Arc<Segment>>,
+    /// Those that are not taken: it is to close them. Its pages keep their frames.
+    pub(super) others: Vec<SegmentId>,
 }
 
 /// Notes a segment that an agent holds. Kept are descriptors of snapshots' RAM, and of segments
@@ -49,6 +60,9 @@ pub(super) fn hold(
     if !stored && fd.is_none() {
         let why = "it holds a segment that no earlier daemon of this directory made; not taken";
         log_of!(handshake.user, warn, pid = handshake.peer.pid, segment, "{why}");
+        if let Ok(claim) = handshake.user.claim(Kind::Segments, 1) {
+            handshake.segments.insert(segment, Held::Unknown(claim));
+        }
         return Ok(());
     }
     let held = match fd.filter(|_| !stored) {
@@ -65,21 +79,21 @@ fn is_of_snapshot(fd: &OwnedFd) -> bool {
     memfd::require_written(fd).is_ok() && rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_size as u64 == len)
 }
 
-/// Takes back segments made for the agent's domain, and snapshots'. Returns all that it holds.
+/// Takes back segments made for the agent's domain, and snapshots'.
 pub(super) fn adopt(
     shared: &Shared,
     domain: &Domain,
     user: &User,
     pid: i32,
     held: BTreeMap<SegmentId, Held>,
-) -> Vec<Arc<Segment>> {
+) -> Adopted {
     // Clients are admitted by threads of their own, and hand over the same segments.
     let one_at_a_time = shared.state_file.lock();
     let of = domain.key.to_string();
-    let mut known = Vec::new();
+    let mut adopted = Adopted::default();
     for (segment, handed) in held {
         if let Some((_, there)) = domain.store.hold(segment) {
-            known.push(there);
+            adopted.own.push(there);
             continue;
         }
         let taken = match handed {
@@ -88,13 +102,18 @@ pub(super) fn adopt(
             Held::Earlier(..) | Held::Stored => {
                 let why = "it holds a segment that was made for another domain; not taken";
                 log_of!(user, warn, pid, segment, domain = of, "{why}");
+                adopted.others.push(segment);
+                continue;
+            }
+            Held::Unknown(_claim) => {
+                adopted.others.push(segment);
                 continue;
             }
         };
         match taken {
-            Ok(taken) => known.push(taken),
+            Ok(taken) => adopted.own.push(taken),
             Err(e) => log_of!(user, warn, pid, segment, "cannot take a segment: {e}"),
         }
     }
-    known
+    adopted
 }

@@ -123,7 +123,7 @@ fn an_introduction_against_the_rules_is_refused_with_the_rule() {
         (vec![plain(hello(VERSION)), plain(region(1 << 30))], "would announce"),
         (vec![(vec![0xff; 9], false)], "a packet of 9 bytes is no message of protocol"),
         (vec![plain(hello(VERSION)), plain(region(0))], "a message breaks the protocol"),
-        (vec![plain(hello(OLDEST)), plain(ToDaemon::PoolRenewed { descriptor: 3 })], "on a connection that speaks"),
+        (vec![plain(hello(OLDEST)), plain(ToDaemon::CpuTime { cpu_ns: 3 })], "on a connection that speaks"),
         (vec![plain(hello(OLDEST - 1))], "start the program again, so that it loads this version's agent"),
     ];
     for (messages, expected) in cases {
@@ -157,7 +157,8 @@ fn a_segment_is_taken_from_anybody_if_nobody_can_change_it() {
         daemon.serve();
         let held = &daemon.service.handshakes.values().next().unwrap().segments;
         assert_eq!(matches!(held.get(&segment), Some(Held::Snapshot(..))), is_taken);
-        assert_eq!(daemon.user().taken(Kind::Segments), u64::from(is_taken));
+        assert_eq!(matches!(held.get(&segment), Some(Held::Unknown(_))), !is_taken, "the agent is to close it");
+        assert_eq!(daemon.user().taken(Kind::Segments), 1);
     }
 }
 
@@ -189,14 +190,14 @@ fn a_daemon_that_is_full_says_so() {
 
     let mut daemon = Daemon::new(Config::default());
     let agent = introduce_oneself(&mut daemon);
-    let uid = rustix::process::geteuid().as_raw();
-    let under_way = vec![daemon.service.admissions.by_user.entry(uid).or_default().under_way.clone(); MAX_ADMISSIONS];
+    let owner = daemon.user().owner;
+    let under_way = vec![daemon.service.admissions.by_user.entry(owner).or_default().under_way.clone(); MAX_ADMISSIONS];
     say(&agent, &ToDaemon::Mapped { address: 0 });
     daemon.serve();
     let next = introduce_oneself(&mut daemon);
     say(&next, &ToDaemon::Mapped { address: 0 });
     daemon.serve();
-    let waiting = &mut daemon.service.admissions.by_user.get_mut(&uid).unwrap().waiting;
+    let waiting = &mut daemon.service.admissions.by_user.get_mut(&owner).unwrap().waiting;
     assert_eq!(waiting.len(), 2, "they wait");
     waiting.front_mut().unwrap().0.since = Instant::now().checked_sub(HANDSHAKE_TIME).unwrap();
     daemon.service.expire_handshakes();
@@ -225,6 +226,7 @@ fn descriptors_that_cannot_be_closed_end_the_connections_of_their_user() {
     let user = daemon.user();
     let (fd, other_end) = lingering();
     user.close(vec![fd]);
+    user.wait_for_closer();
     while let Some(mut received) = Received::of(&user) {
         received.fds.push(std::fs::File::open("/dev/null").unwrap().into());
     }
@@ -249,11 +251,46 @@ fn a_daemon_without_descriptors_says_that_it_cannot_watch_a_process() {
         daemon.service.accept();
         setrlimit(Resource::Nofile, limit).unwrap();
         assert!(
-            daemon.service.handshakes.is_empty() && daemon.service.admissions.rests.is_some(),
+            daemon.service.handshakes.is_empty() && daemon.service.accepting.rests.is_some(),
             "it would go round and round"
         );
         daemon.service.accept();
         assert_eq!(daemon.service.handshakes.len(), 1, "the connection has waited");
         assert!(why.starts_with("its process can't be watched: "), "{why}");
     });
+}
+
+/// An agent that is this process becomes a client.
+fn become_client(daemon: &mut Daemon) -> (Arc<Client>, Conn, SharedMap) {
+    let agent = daemon.connect();
+    [hello(VERSION), ToDaemon::Ready].iter().for_each(|message| say(&agent, message));
+    daemon.serve();
+    let (mut packet, mut fds) = (vec![0; wire::MAX_MESSAGE], Vec::new());
+    agent.recv(&mut packet, &mut fds).unwrap();
+    let control = memfd::map_shared(&fds[0], wire::control::LEN).unwrap();
+    say(&agent, &ToDaemon::Mapped { address: control.range().start as u64 });
+    daemon.serve();
+    let Admitted { client, .. } = daemon.service.admissions.done.1.recv().unwrap();
+    daemon.service.shared.add_client(&client);
+    (client, agent, control)
+}
+
+#[test]
+fn a_process_that_connects_again_and_again_has_a_tenth_of_a_cpu() {
+    let mut daemon = Daemon::new(Config::default());
+    let (first, ..) = become_client(&mut daemon);
+    let (time, begin) = (Duration::from_millis(50), Instant::now());
+    first.took(time);
+    let (_second, ..) = become_client(&mut daemon);
+    assert!(begin.elapsed() >= 9 * time, "it was looked at before");
+    // Several connections wait for each other, or are closed.
+    let begin = Instant::now();
+    first.took(time);
+    let wait = || first.wait_to_return().then(|| begin.elapsed());
+    let waits: Vec<_> = std::thread::scope(|scope| {
+        let waits = [(); 5].map(|()| scope.spawn(wait));
+        waits.into_iter().filter_map(|wait| wait.join().unwrap()).collect()
+    });
+    let longest = waits.iter().max().unwrap();
+    assert!(*longest >= 9 * time * waits.len() as u32, "{waits:?}");
 }

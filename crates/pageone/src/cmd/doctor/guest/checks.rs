@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use control::units::counted;
 use guests::{Kind, words};
 
 use super::super::denied;
@@ -332,7 +333,7 @@ impl Facts<'_> {
         if pages > 0 {
             return Check::note(
                 name,
-                format!("KSM has merged {pages} pages of it"),
+                format!("KSM has merged {} of it", counted(pages as usize, "page")),
                 "with the agent in it from its start on PageONE has this memory; `echo 2 > /sys/kernel/mm/ksm/run` takes \
                  apart what KSM has merged on the whole host",
             );

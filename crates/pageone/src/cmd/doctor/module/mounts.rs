@@ -9,6 +9,7 @@ use kmem::pageonefs::{File, Mount, MountInfo, OpenError};
 
 use super::super::process::{CAP_SYS_ADMIN, Identity, Process};
 use super::super::report::Check;
+use crate::cmd::quoted;
 use crate::cmd::run::MOUNT;
 
 const NAME: &str = "module: mount";
@@ -81,7 +82,7 @@ impl Facts {
 /// Whether a mount is as it should be.
 pub(super) fn of(mount: &MountInfo, facts: &Facts) -> Check {
     let (path, mib) = (mount.path.display(), |bytes: u64| bytes >> 20);
-    let quoted = format!("'{}'", mount.path.display().to_string().replace('\'', r"'\''"));
+    let quoted = quoted(&mount.path.display().to_string());
     if let Err(why @ OpenError::Version { .. }) = &facts.files {
         return Check::blocks(
             NAME,

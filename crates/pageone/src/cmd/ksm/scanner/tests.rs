@@ -135,7 +135,8 @@ fn a_setting_that_another_program_changed_ends_it() {
     assert!(other().starts_with("the kernel's own advisor sets pages_to_scan; switch it off"), "{}", other());
     put(dir.path(), "advisor_mode", "[none] scan-time");
     let program = dir.path().join("ksmtuned");
-    std::fs::copy("/bin/sleep", &program).unwrap();
+    // A child of another test may have open what this process writes: then it cannot be run.
+    assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(&program).status().unwrap().success());
     let tuned = Killed(std::process::Command::new(program).arg("60").spawn().unwrap());
     // It has its name a moment after the parent goes on.
     let name = format!("/proc/{}/comm", tuned.0.id());

@@ -48,6 +48,16 @@ fn open(path: &Path) -> Pool {
     Pool::open(path, mpool::OpenOptions::default()).unwrap()
 }
 
+/// Waits for it. A child that another test starts has what this process has open, too, until it
+/// becomes another program.
+fn eventually(is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Pages that repacking would free.
 fn left(pool: &Pool) -> u64 {
     Catalog::open(pool).unwrap().usage().repack
@@ -141,7 +151,8 @@ fn who_waits_gets_the_pool_while_it_is_repacked() {
     // What recording takes makes the next turn longer, too.
     assert!(recorded.lock()[0].is_zero() && recorded.lock()[1] > Duration::ZERO);
     let pool = open(&path);
-    assert!(!pool.is_awaited() && Catalog::open(&pool).unwrap().check(Wrong::Report).unwrap().is_empty());
+    eventually(|| !pool.is_awaited());
+    assert!(Catalog::open(&pool).unwrap().check(Wrong::Report).unwrap().is_empty());
 }
 
 #[test]
@@ -153,7 +164,10 @@ fn who_does_not_take_the_pool_is_passed_over_until_somebody_else_waits() {
     repacks.wait();
     let (done, ended) = repacks.run(|_| turns.store(turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed), || ());
     ended.unwrap();
-    assert_eq!((done.mblocks, turns.into_inner()), (5, 2), "it was offered once");
+    // A child that another test starts has the file, too, until it becomes another program: so
+    // one more may wait.
+    let once = |turns: AtomicUsize, least| (least..=least + 1).contains(&turns.into_inner());
+    assert!(done.mblocks == 5 && once(turns, 2), "it was offered once");
     let path = dir.path().join("other");
     drop(sparse(&path));
     let (turns, repacks) = (AtomicUsize::new(0), Repacks::new(&path));
@@ -164,7 +178,7 @@ fn who_does_not_take_the_pool_is_passed_over_until_somebody_else_waits() {
         }
     };
     repacks.run(plans, || ()).1.unwrap();
-    assert_eq!(turns.into_inner(), 3, "it was offered to both");
+    assert!(once(turns, 3), "it was offered to both");
 }
 
 #[test]
@@ -204,7 +218,7 @@ fn what_gets_the_name_or_the_place_of_a_pool_meanwhile_is_not_repacked() {
     assert!(done.mblocks > 0 && done.mblocks < 5);
     let (value, text) = report(done, None, &[], &ended);
     assert_eq!((&value["error"], &value["mblocks"]), (&said.into(), &done.mblocks.into()));
-    assert!(text.ends_with(&format!("{} data mblocks removed", done.mblocks)), "{text}");
+    assert!(text.ends_with(&format!("{} removed", counted(done.mblocks as usize, "data mblock"))), "{text}");
 }
 
 #[test]
@@ -300,6 +314,7 @@ fn who_keeps_what_would_be_freed_is_named() {
     assert!(value["kept_by"][0]["command"].as_str().is_some_and(|name| name.starts_with("process ")), "{value}");
     assert!(text.contains(&who), "{text}");
     drop(kept);
+    eventually(|| keepers(&open(&path)).is_empty());
     let (done, ended) = repacks.run(|_| (), || ());
     let (value, text) = report(done, None, &repacks.keepers.lock(), &ended);
     assert!(value["kept_by"].as_array().is_some_and(Vec::is_empty) && !text.contains("process"), "{value} {text}");

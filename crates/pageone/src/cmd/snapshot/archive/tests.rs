@@ -5,6 +5,7 @@ use clap::Parser;
 use mpool::{BLOCK, OpenOptions, Pool, Sign};
 use output::{Progress, Shown};
 use snapshot::record::{Description, Record};
+use snapshot::rights;
 
 use super::*;
 use crate::cmd::pool::keepers;
@@ -41,7 +42,8 @@ fn archive(directory: &Path, record: &Record) -> PathBuf {
     let pool = Pool::create(&directory.join("from"), "from").unwrap();
     let view = store(&pool, "one", 0..PAGES, record).view();
     let (image, regions) = (view.image(view.find("one").unwrap()).unwrap(), [(0, PAGES * BLOCK as u64)]);
-    let what = Exported { name: "one", created: 1, source: "q 1", regions: &regions, record, image: &image };
+    let account = &rights::Account::of(std::process::id()).unwrap();
+    let what = Exported { name: "one", created: 1, source: "q 1", regions: &regions, record, image: &image, account };
     let path = directory.join("archive");
     archive::export(&what, File::create(&path).unwrap(), &Progress::new(Shown::Never)).unwrap();
     path

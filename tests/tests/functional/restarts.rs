@@ -1,0 +1,84 @@
+//! After a restart of the daemon its figures of what is saved go on where they were: they are read
+//! from the clients' memory, and from what their agents have noted.
+
+use std::time::Duration;
+
+use e2e::{Daemon, eventually};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(30);
+/// Pages of a client.
+const PAGES: u64 = 4096;
+
+fn figure(status: &Value, name: &str) -> u64 {
+    status[name].as_u64().unwrap_or_else(|| panic!("{name} in {status}"))
+}
+
+/// What a host has saved: pages that share, pages given back, and the bytes that all would take.
+fn saved(status: &Value) -> [u64; 5] {
+    ["pages_shared", "pages_sharing", "pages_zero", "pages_recycled", "unmerge_bytes"].map(|name| figure(status, name))
+}
+
+#[test]
+fn what_is_shared_zero_and_recycled_goes_on_where_it_was_and_so_does_the_profit() {
+    let mut daemon = Daemon::with(&["--merge-period", "0.2", "--reclaim-period", "0.2"]);
+    let pages = PAGES.to_string();
+    let mut clients: Vec<_> = [&["hold", &pages, "4", "5"][..], &["hold", &pages, "4", "5"], &["zeros", &pages]]
+        .into_iter()
+        .map(|words| daemon.scenario(words))
+        .collect();
+    clients.push(daemon.scenario(&["recycle", &(2 * PAGES).to_string(), "3"]));
+    clients.iter_mut().for_each(|client| client.expect("ready"));
+    daemon.wait_merged(clients[3].pid(), 2 * PAGES);
+    clients[3].tell("free");
+    clients[3].expect("ok");
+    // Of the recycler's pages one in four has a content of its own, twice over.
+    let before = eventually("all is merged", SOON, || {
+        let status = daemon.status();
+        let [_, sharing, zero, recycled, _] = saved(&status);
+        (sharing >= 2 * PAGES - PAGES / 4 && zero == PAGES && recycled == PAGES).then_some(status)
+    });
+    let profit = |status: &Value| status["general_profit"].as_i64().unwrap();
+    for how in ["killed", "stopped", "killed while it takes them back"] {
+        match how {
+            "stopped" => drop(daemon.stop()),
+            _ => daemon.kill(),
+        }
+        daemon.restart();
+        if how.ends_with("back") {
+            daemon.kill();
+            daemon.restart();
+        }
+        let mut seen = Value::Null;
+        eventually(how, SOON, || {
+            seen = daemon.status();
+            println!("{how}: {:?} of {:?}, profit {}", saved(&seen), saved(&before), profit(&seen));
+            // Its indexes may take a little more or less than before.
+            (saved(&seen) == saved(&before) && profit(&seen) >= profit(&before) * 98 / 100).then_some(())
+        });
+        assert_eq!(figure(&seen, "pages_merged_total"), 0, "what a daemon has done itself begins anew");
+    }
+    for client in &mut clients[..3] {
+        client.go();
+    }
+}
+
+#[test]
+fn zero_pages_that_were_written_while_no_daemon_was_there_do_not_count() {
+    let mut daemon = Daemon::start();
+    let mut client = daemon.scenario(&["zeros", &PAGES.to_string()]);
+    client.expect("ready");
+    eventually("all pages are given back", SOON, || {
+        (figure(&daemon.client(client.pid())?, "pages_zero") == PAGES).then_some(())
+    });
+    daemon.kill();
+    // It reads them all, and writes every third.
+    client.go();
+    daemon.restart();
+    let left = PAGES - PAGES.div_ceil(3);
+    eventually("those that were written are merged, and the others zero", SOON, || {
+        let client = daemon.client(client.pid())?;
+        (figure(&client, "pages_zero") == left && figure(&client, "pages_merged") == PAGES - left).then_some(())
+    });
+    assert_eq!(client.finish(), Some(0));
+}

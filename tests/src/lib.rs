@@ -36,10 +36,10 @@ pub fn patience() -> u32 {
     std::env::var("PAGEONE_TEST_PATIENCE").ok().and_then(|p| p.parse().ok()).unwrap_or(1)
 }
 
-/// Runs `check` until it gives something, for at most `limit`, or a minute: a slow machine is no
-/// error.
+/// Runs `check` until it gives something, for at most `limit`, or three minutes: a slow machine is
+/// no error.
 pub fn eventually<T>(what: &str, limit: Duration, mut check: impl FnMut() -> Option<T>) -> T {
-    let limit = limit.max(Duration::from_secs(60)) * patience();
+    let limit = limit.max(Duration::from_secs(180)) * patience();
     let deadline = Instant::now() + limit;
     loop {
         if let Some(found) = check() {
@@ -241,7 +241,7 @@ impl Daemon {
 
     /// Waits until at least this many pages of a client map frames, as long as they become more.
     pub fn wait_merged(&self, pid: i32, pages: u64) {
-        let (mut seen, mut most, limit) = (0, 0, Duration::from_secs(60) * patience());
+        let (mut seen, mut most, limit) = (0, 0, Duration::from_secs(180) * patience());
         let mut deadline = Instant::now() + limit;
         while seen < pages {
             assert!(Instant::now() < deadline, "{seen} of {pages} pages merged in time: {}", self.status());

@@ -32,11 +32,12 @@ fn what_is_shared_zero_and_recycled_goes_on_where_it_was_and_so_does_the_profit(
     daemon.wait_merged(clients[3].pid(), 2 * PAGES);
     clients[3].tell("free");
     clients[3].expect("ok");
-    // Of the recycler's pages one in four has a content of its own, twice over.
+    // The two that hold have PAGES / 4 contents, and so has what the recycler keeps: half of its pages.
+    let (shared, users) = (2 * PAGES / 4, 3 * PAGES);
     let before = eventually("all is merged", SOON, || {
         let status = daemon.status();
-        let [_, sharing, zero, recycled, _] = saved(&status);
-        (sharing >= 2 * PAGES - PAGES / 4 && zero == PAGES && recycled == PAGES).then_some(status)
+        let all = [shared, users - shared, PAGES, PAGES];
+        (saved(&status)[..4] == all).then_some(status)
     });
     let profit = |status: &Value| status["general_profit"].as_i64().unwrap();
     for how in ["killed", "stopped", "killed while it takes them back"] {

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs commands side by side. The first one's output comes at once, the others' when each has ended. An interrupt ends
-# all of them. Each says how long it took.
+# all of them. Each says how long it took, by the clock and of a CPU (user and system).
 #
 #   scripts/side-by-side.sh COMMAND...      each COMMAND is one word, run by a shell
 #
@@ -17,7 +17,12 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-took() { echo "side-by-side: $SECONDS s: $1"; }
+took() {
+    local cpu=$logs/cpu-$BASHPID
+    # By way of a file: in a substitution the shell would be another process, which has used nothing.
+    times > "$cpu"
+    echo "side-by-side: $SECONDS s ($(awk 'NR == 2 { print $1, $2 }' "$cpu") of a CPU): $1"
+}
 
 set -m
 pids+=(0)

@@ -27,7 +27,7 @@ static CHILD: AtomicU64 = AtomicU64::new(0);
 static FOUND: AtomicBool = AtomicBool::new(false);
 
 /// How long an operation may take. A daemon may be stopped for a second, and the machine be busy.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(80);
 
 /// Text in a buffer of its own.
 struct Text {

@@ -72,6 +72,12 @@ pub enum DiskError {
     )]
     Link { disk: String, image: String, source: std::io::Error },
     #[error(
+        "disk {disk}: QEMU would go on writing to {image}, which the snapshot is to have: start the guest without copy-on-read"
+    )]
+    Written { disk: String, image: String },
+    #[error("the guest's disks were changed meanwhile, by another client of its QEMU: try again when that is done")]
+    Changed,
+    #[error(
         "disk {disk} has {images} images, and its QEMU opens all of them at each start: shorten the chain first, as the \
              guide of snapshots says"
     )]
@@ -89,6 +95,8 @@ pub(crate) struct Running {
     handle: (String, String),
     /// The node that QEMU writes to.
     node: String,
+    /// What it is known by: see [`mark`].
+    mark: Value,
     /// The image that QEMU writes to, by the name with which the guest is started.
     pub(crate) image: PathBuf,
     /// The image as the command line names it.
@@ -140,19 +148,34 @@ fn images(first: &Value) -> impl Iterator<Item = &Value> {
     std::iter::successors(first, move |image| Some(&image["backing-image"]).filter(is_there))
 }
 
+/// What QEMU says of all disks that a guest can write to.
+fn written(qmp: &mut Monitor) -> Result<Vec<Value>, MonitorError> {
+    let Value::Array(mut all) = qmp.execute("query-block", json!({}))? else { return Ok(Vec::new()) };
+    all.retain(|entry| !entry["inserted"].is_null() && entry["inserted"]["ro"] != true);
+    Ok(all)
+}
+
+/// What is another when another image is put over a disk, and when it gets another size.
+fn mark(inserted: &Value) -> Value {
+    json!([inserted["node-name"], inserted["file"], inserted["image"]["virtual-size"]])
+}
+
+/// Sees that a guest, which stands, has these disks as they were found.
+pub(crate) fn ensure_same(disks: &[Running], qmp: &mut Monitor) -> Result<(), DiskError> {
+    let now = written(qmp)?;
+    let is_same = now.iter().map(|entry| mark(&entry["inserted"])).eq(disks.iter().map(|disk| disk.mark.clone()));
+    if is_same { Ok(()) } else { Err(DiskError::Changed) }
+}
+
 /// The disks that a guest can write to. `pid`: QEMU.
 ///
 /// # Errors
 /// If one of them cannot be stored.
 pub(crate) fn find(qmp: &mut Monitor, pid: i32, words: &[String], directory: &Path) -> Result<Vec<Running>, DiskError> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let all = qmp.execute("query-block", json!({}))?;
     let mut disks = Vec::new();
-    for entry in all.as_array().into_iter().flatten() {
+    for entry in written(qmp)? {
         let inserted = &entry["inserted"];
-        if inserted.is_null() || inserted["ro"] == true {
-            continue;
-        }
         let (device, node) = (text(&entry["device"]), text(&inserted["node-name"]));
         let disk = if device.is_empty() { node.clone() } else { device.clone() };
         // So QEMU describes an image whose header names another file than the one that QEMU has
@@ -176,9 +199,13 @@ pub(crate) fn find(qmp: &mut Monitor, pid: i32, words: &[String], directory: &Pa
         let names = || options(words).filter_map(|option| named(&option));
         let word = chain.iter().find_map(|image| names().find(|name| full(name).as_ref() == Some(image)));
         let Some(word) = word else { return Err(DiskError::NotNamed { disk, image }) };
-        let is_node = |option: Opt<'_>| option.name == "blockdev" && named(&option).as_ref() == Some(&word);
-        if raw && options(words).any(is_node) {
+        let is_own = |option: &Opt<'_>| named(option).as_ref() == Some(&word);
+        if raw && options(words).any(|option| is_own(&option) && option.name == "blockdev") {
             return Err(DiskError::RawNode { disk, image });
+        }
+        let copies = |option: &Opt<'_>| option.part("copy-on-read").is_some_and(|value| value == "on");
+        if !raw && options(words).any(|option| is_own(&option) && copies(&option)) {
+            return Err(DiskError::Written { disk, image });
         }
         if !std::fs::metadata(&path).and_then(|meta| is_written_by(pid, &meta)).unwrap_or(false) {
             return Err(DiskError::Replaced { disk, image });
@@ -189,7 +216,7 @@ pub(crate) fn find(qmp: &mut Monitor, pid: i32, words: &[String], directory: &Pa
             Err(source) => return Err(DiskError::Reflink { disk, image, source }),
         };
         let handle = if device.is_empty() { ("node-name".into(), node.clone()) } else { ("device".into(), device) };
-        disks.push(Running { handle, node, image: path, word: word.into_owned(), raw, copying });
+        disks.push(Running { handle, node, mark: mark(inserted), image: path, word: word.into_owned(), raw, copying });
     }
     Ok(disks)
 }
@@ -227,6 +254,7 @@ impl Running {
         Self {
             handle,
             node,
+            mark: Value::Null,
             image: image.into(),
             word: image.display().to_string(),
             raw: false,
@@ -298,7 +326,13 @@ impl Running {
         arguments["snapshot-node-name"] = json!(overlay.node);
         qmp.execute("blockdev-snapshot-sync", arguments)?;
         // Before the guest goes on: what it writes is found under its disk's name.
-        names.settle().map_err(|source| DiskError::Make { image: names.live.clone(), source })
+        names.settle().map_err(|source| DiskError::Make { image: names.live.clone(), source })?;
+        // With copy-on-read it does not open it anew to read alone.
+        let is_written = std::fs::metadata(&names.stored).and_then(|meta| is_written_by(qmp.pid()?, &meta));
+        if is_written.map_err(MonitorError::from)? {
+            return Err(DiskError::Written { disk: value.clone(), image: self.image.display().to_string() });
+        }
+        Ok(())
     }
 }
 

@@ -29,14 +29,14 @@ use kmem::Range;
 use kmem::account::Account;
 use serde_json::{Value, json};
 
-use crate::clone::{CloneError, check_layer, trial};
+use crate::clone::{CloneError, trial};
 use crate::disks::{self, DiskError, Overlay, Running};
 use crate::facts::Facts;
 use crate::monitor::{Capability, IGNORE_SHARED, Monitor, MonitorError, PIPE};
 use crate::names::make_read_only;
 use crate::ours::foreign;
 use crate::prepare::{self, PrepareError};
-use crate::record::{Description, Disk, Layer, Record};
+use crate::record::{Description, Disk, Record};
 use crate::reflink;
 use crate::stream::StreamError;
 use crate::undo::{FINAL, Lock, Task, UndoError};
@@ -232,20 +232,6 @@ impl Guest {
         self.is_prepared
     }
 
-    /// Sees that no stored image below its disks was changed. `known`: those of other snapshots.
-    ///
-    /// # Errors
-    /// [`CloneError::Changed`]; or an image cannot be read.
-    pub fn check_layers<'a>(&self, known: impl Iterator<Item = &'a Layer>) -> Result<(), SaveError> {
-        let (mut below, account) = (Vec::new(), self.account()?);
-        for disk in self.disks.iter().filter(|disk| !disk.raw) {
-            let mut own = Disk { image: disk.image.clone(), ..Disk::default() };
-            own.note_layers(&account).map_err(|(image, source)| CloneError::Image { image, source })?;
-            below.extend(own.layers.into_iter().skip(1).map(|layer| layer.image));
-        }
-        Ok(known.filter(|layer| below.contains(&layer.image)).try_for_each(check_layer)?)
-    }
-
     /// Where its RAM lies in its process.
     pub fn ram(&self) -> Range {
         self.ram
@@ -334,6 +320,7 @@ impl Guest {
 
     /// Puts images over the disks of the guest, which stands. Their files are there.
     fn cover(&mut self, overlays: &[Overlay]) -> Result<(), SaveError> {
+        disks::ensure_same(&self.disks, &mut self.qmp)?;
         self.description.disks.clear();
         for (disk, overlay) in self.disks.iter().zip(overlays) {
             disk.cover(&mut self.qmp, overlay)?;

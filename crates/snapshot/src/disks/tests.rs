@@ -35,6 +35,8 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     let error = refused("qcow2", &image, "if=none,id=d0");
     assert!(matches!(error, DiskError::NotNamed { .. }), "{error}");
     assert!(error.to_string().contains("is not named on the command line, by file="), "{error}");
+    let error = refused("qcow2", &image, &format!("file={image},copy-on-read=on"));
+    assert!(error.to_string().ends_with("is to have: start the guest without copy-on-read"), "{error}");
     let comma = dir.path().join("a,b.img").display().to_string();
     std::fs::copy(&image, &comma).unwrap();
     let written = comma.replace(',', ",,");
@@ -85,4 +87,29 @@ fn two_disks_with_one_stem_get_two_names() {
     disks.iter().zip(&all).for_each(|(disk, overlay)| disk.make(overlay, &own).unwrap());
     let names = all.iter().map(|overlay| overlay.stored().file_name().unwrap().to_str().unwrap());
     assert_eq!(names.collect::<Vec<_>>(), [1, 2, 3].map(|again| format!("vm.one-{again}.qcow2")));
+}
+
+#[test]
+fn a_disk_that_is_another_by_now_or_that_qemu_would_still_write_to_is_not_covered() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.qcow2");
+    qcow2::create(&image, 1 << 20, None, 0o600).unwrap();
+    let written = std::fs::File::options().write(true).open(&image).unwrap();
+    let words = ["-drive".into(), format!("file={}", image.display())];
+    let says = |node: &str, size: u64| {
+        let image = json!({ "filename": image, "virtual-size": size });
+        let all = json!([{ "device": "d0", "inserted": { "node-name": node, "drv": "qcow2", "image": image } }]);
+        fake::qemu(move |asked| if asked == "query-block" { all.clone() } else { json!({}) })
+    };
+    let disks = find(&mut says("n", 1 << 20), std::process::id() as i32, &words, Path::new("/")).unwrap();
+    ensure_same(&disks, &mut says("n", 1 << 20)).unwrap();
+    for mut qemu in [says("over-it", 1 << 20), says("n", 2 << 20), fake::qemu(|_| json!([]))] {
+        assert!(matches!(ensure_same(&disks, &mut qemu), Err(DiskError::Changed)));
+    }
+    let overlay = disks[0].overlay("one", &[]);
+    disks[0].make(&overlay, &Account::of(std::process::id()).unwrap()).unwrap();
+    let error = disks[0].cover(&mut says("n", 1 << 20), &overlay).unwrap_err();
+    assert!(matches!(error, DiskError::Written { .. }), "{error}");
+    drop(written);
+    disks[0].cover(&mut says("n", 1 << 20), &overlay).unwrap();
 }

@@ -1,15 +1,29 @@
-//! What is found out of a guest's clones before it stops.
+//! What is found out of a guest's images and clones before it stops.
 
 use super::{Guest, SaveError};
 use crate::agent::{Agent, AgentError, Port};
-use crate::clone::trial;
+use crate::clone::{CloneError, check_layer, trial};
 use crate::disks::Running;
 use crate::monitor::Monitor;
-use crate::record::{Description, Disk};
+use crate::record::{Description, Disk, Layer};
 use crate::rights::{Asked, Untried};
 use guests::words::options;
 
 impl Guest {
+    /// Sees that no stored image below its disks was changed. `known`: those of other snapshots.
+    ///
+    /// # Errors
+    /// [`CloneError::Changed`]; or an image cannot be read.
+    pub fn check_layers<'a>(&self, known: impl Iterator<Item = &'a Layer>) -> Result<(), SaveError> {
+        let (mut below, account) = (Vec::new(), self.account()?);
+        for disk in self.disks.iter().filter(|disk| !disk.raw) {
+            let mut own = Disk { image: disk.image.clone(), ..Disk::default() };
+            own.note_layers(&account).map_err(|(image, source)| CloneError::Image { image, source })?;
+            below.extend(own.layers.into_iter().skip(1).map(|layer| layer.image));
+        }
+        Ok(known.filter(|layer| below.contains(&layer.image)).try_for_each(check_layer)?)
+    }
+
     /// Starts QEMU as for a clone, beside the guest, which goes on: what was plugged in since its
     /// start, or is only there once, would keep all clones from running. Gives why none was tried.
     ///

@@ -177,7 +177,9 @@ fn what_qemu_says_is_in_the_way_is_said() {
         "QEMU does not say where the guest's RAM is: has the guest started? Wait until \
                                    it has, and try again"
     );
-    assert!(guest(RUNS).is_ok());
+    let disks = vec![Running::of_device("d0", Path::new("/d"))];
+    let error = Guest { disks, ..guest(RUNS).unwrap() }.cover(&[]).unwrap_err();
+    assert!(matches!(error, SaveError::Disk(DiskError::Changed)), "its disk is gone: {error}");
 }
 
 struct NoDaemon;

@@ -32,7 +32,7 @@ fn what_is_shared_zero_and_recycled_goes_on_where_it_was_and_so_does_the_profit(
     daemon.wait_merged(clients[3].pid(), 2 * PAGES);
     clients[3].tell("free");
     clients[3].expect("ok");
-    // The two that hold have PAGES / 4 contents, and so has what the recycler keeps: half of its pages.
+    // The two that hold have PAGES / 4 contents, so has what the recycler keeps: half its pages.
     let (shared, users) = (2 * PAGES / 4, 3 * PAGES);
     let before = eventually("all is merged", SOON, || {
         let status = daemon.status();

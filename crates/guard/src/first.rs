@@ -35,7 +35,7 @@ pub(crate) fn usual_policies(pid: i32) -> Vec<(i32, i32)> {
 pub(crate) fn take_back(pid: i32, before: &[(i32, i32)]) {
     let threads = procfs::threads(pid).unwrap_or_default();
     for (thread, policy) in before.iter().filter(|(thread, _)| threads.contains(thread)) {
-        if sched::policy(*thread) == Ok(libc::SCHED_FIFO) {
+        if sched::policy(*thread) == Ok(sched::FIRST) {
             let _ = sched::go_back(*thread, *policy);
         }
     }

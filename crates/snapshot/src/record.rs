@@ -264,12 +264,24 @@ impl Record {
     /// # Errors
     /// If the bytes are something else.
     pub fn decode(bytes: &[u8]) -> Result<Self, Foreign> {
+        let (description, at) = Description::decode(bytes)?;
+        Ok(Self { description, stream: bytes[at..].to_vec() })
+    }
+}
+
+impl Description {
+    /// Reads the description at the beginning of a record, of which there may be more; gives also
+    /// where the stream begins.
+    ///
+    /// # Errors
+    /// If the bytes are something else.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, usize), Foreign> {
         let rest = bytes.strip_prefix(MAGIC).ok_or(Foreign)?;
         let (len, rest) = rest.split_first_chunk::<4>().ok_or(Foreign)?;
-        let (description, stream) = rest.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or(Foreign)?;
-        let description = Some(description).filter(|text| text.len() as u64 <= DESCRIPTION).ok_or(Foreign)?;
-        let description = serde_json::from_slice(description).map_err(|_| Foreign)?;
-        Ok(Self { description, stream: stream.to_vec() })
+        let len = u32::from_le_bytes(*len) as usize;
+        let text = rest.get(..len).filter(|text| text.len() as u64 <= DESCRIPTION).ok_or(Foreign)?;
+        let description = serde_json::from_slice(text).map_err(|_| Foreign)?;
+        Ok((description, bytes.len() - rest.len() + len))
     }
 }
 

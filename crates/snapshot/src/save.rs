@@ -18,7 +18,8 @@ mod process;
 
 use std::borrow::Cow;
 use std::error::Error;
-use std::io::{self, PipeReader, Read};
+use std::io::{self, PipeReader};
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -38,7 +39,7 @@ use crate::ours::foreign;
 use crate::prepare::{self, PrepareError};
 use crate::record::{Description, Disk, Record};
 use crate::reflink;
-use crate::stream::StreamError;
+use crate::stream::{LONGEST, StreamError, devices};
 use crate::undo::{FINAL, Lock, Task, UndoError};
 use guests::words::{options, parts};
 pub(crate) use process::Seen;
@@ -268,7 +269,7 @@ impl Guest {
                 return Err(SaveError::Untracked(pid));
             }
             pausing.guest.reset(&pausing.task)?;
-            Ok((taken, pausing.bytes().map_err(SaveError::Stream)?))
+            Ok((taken, pausing.bytes()?))
         });
         let Pausing { task, .. } = pausing;
         self.finish(taken, task, guard, writer, source.addresses(), warn)
@@ -404,14 +405,14 @@ struct Pausing<'a> {
     /// How often it was stopped.
     halts: usize,
     /// Reads the device stream.
-    stream: Option<JoinHandle<io::Result<Vec<u8>>>>,
+    stream: Option<JoinHandle<Result<Vec<u8>, StreamError>>>,
 }
 
 impl Pausing<'_> {
     /// The device stream of the last halt.
-    fn bytes(&mut self) -> io::Result<Vec<u8>> {
-        let reader = self.stream.take().ok_or(io::ErrorKind::NotFound)?;
-        reader.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    fn bytes(&mut self) -> Result<Vec<u8>, StreamError> {
+        let reader = self.stream.take().ok_or(io::Error::from(io::ErrorKind::NotFound))?;
+        reader.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Sets what need not be set in the pause.
@@ -426,7 +427,7 @@ impl Pausing<'_> {
         if self.halts > 0 && !self.guest.disks.is_empty() {
             self.cover_again()?;
         }
-        let mut out = self.guest.pipe(&self.task, self.guard)?;
+        let out = self.guest.pipe(&self.task, self.guard)?;
         if self.task.ran {
             self.guest.qmp.execute("stop", json!({}))?;
             self.guard.is_there()?;
@@ -437,10 +438,7 @@ impl Pausing<'_> {
         self.guard.beat();
         self.halts += 1;
         let qmp = &mut self.guest.qmp;
-        self.stream = Some(std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            out.read_to_end(&mut bytes).map(|_| bytes)
-        }));
+        self.stream = Some(std::thread::spawn(move || devices(out, LONGEST)));
         qmp.execute("migrate", json!({ "uri": format!("fd:{PIPE}") }))?;
         qmp.migrated(STREAM)?;
         Ok(())

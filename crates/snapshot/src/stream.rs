@@ -33,7 +33,7 @@ const EOS: u64 = 0x10;
 const CONTINUE: u64 = 0x20;
 const FLAGS: u64 = BLOCK as u64 - 1;
 /// Bytes of the device stream, at most.
-const LONGEST: usize = 1 << 30;
+pub(crate) const LONGEST: u64 = 1 << 30;
 /// Bytes that are read at once.
 const BUFFER: usize = 1 << 20;
 
@@ -45,6 +45,10 @@ pub enum StreamError {
     Read(#[from] io::Error),
     #[error("QEMU's stream has {0}, which this program does not know")]
     Unknown(String),
+    #[error(
+        "QEMU's stream has more than {0} bytes beside the guest's RAM, which no snapshot can have: give its devices less memory"
+    )]
+    Long(u64),
     #[error(
         "QEMU's stream does not have the guest's RAM in one piece; start the guest by `pageone run \
              --snapshots`, with its RAM described by -m alone"
@@ -68,12 +72,21 @@ pub(crate) fn split(
     splitter.header()?;
     while !splitter.section()? {}
     // Devices are not looked at.
-    let Splitter { from, mut out, .. } = splitter;
-    let left = (LONGEST - out.len().min(LONGEST)) as u64;
-    if from.take(left).read_to_end(&mut out)? as u64 == left {
-        return Err(StreamError::Unknown(format!("a device state of more than {LONGEST} bytes")));
-    }
-    Ok(out)
+    rest(splitter.from, splitter.out, LONGEST)
+}
+
+/// Reads a device stream alone to its end, whatever becomes of it: the guard has the pipe too, so
+/// QEMU would not fail, but wait.
+pub(crate) fn devices(mut from: impl Read, most: u64) -> Result<Vec<u8>, StreamError> {
+    let bytes = rest(&mut from, Vec::new(), most);
+    let _ = io::copy(&mut from, &mut io::sink());
+    bytes
+}
+
+/// Reads the rest of a device stream, which may have `most` bytes, behind what there is of it.
+fn rest(from: impl Read, mut out: Vec<u8>, most: u64) -> Result<Vec<u8>, StreamError> {
+    from.take((most + 1).saturating_sub(out.len() as u64)).read_to_end(&mut out)?;
+    if out.len() as u64 > most { Err(StreamError::Long(most)) } else { Ok(out) }
 }
 
 struct Splitter<R, P> {
@@ -111,10 +124,7 @@ impl<R: Read, P: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Splitter<R, P> {
 
     /// Refuses more than a device stream may have, before it is kept.
     fn bound(&self) -> Result<(), StreamError> {
-        match self.out.len() > LONGEST {
-            true => Err(StreamError::Unknown(format!("a device state of more than {LONGEST} bytes"))),
-            false => Ok(()),
-        }
+        if self.out.len() as u64 > LONGEST { Err(StreamError::Long(LONGEST)) } else { Ok(()) }
     }
 
     fn word(&mut self) -> io::Result<u64> {

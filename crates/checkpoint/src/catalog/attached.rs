@@ -39,6 +39,16 @@ impl View {
         self.attached.contains_key(&checkpoint.number)
     }
 
+    /// The first 32 MiB of the bytes beside a checkpoint, and how many there are; `None`: none.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn beginning_beside(&self, checkpoint: &Checkpoint) -> Result<Option<(Vec<u8>, u64)>, ReadError> {
+        let Some(attached) = self.attached.get(&checkpoint.number) else { return Ok(None) };
+        let first = attached.mblocks.first().map_or_else(|| Ok(Vec::new()), |id| self.whole(*id));
+        first.map(|bytes| Some((bytes, attached.bytes))).map_err(|flaw| self.damaged(&checkpoint.name, flaw))
+    }
+
     /// The bytes that [`Writer::keep_beside`](super::Writer::keep_beside) kept; `None`: there are
     /// none.
     ///

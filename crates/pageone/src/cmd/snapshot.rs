@@ -127,11 +127,20 @@ fn read(view: &View, checkpoint: &Checkpoint) -> Result<Record> {
     Record::decode(&bytes).with_context(|| format!("cannot read snapshot {}", checkpoint.name))
 }
 
+/// What a snapshot is, without its device stream: that may be long, and there may be many. And how
+/// many bytes this has.
+type Known = (Description, u64);
+
 /// The snapshots of a pool, and what each is; the sentence with which one cannot be read is said.
-fn all(catalog: &Catalog) -> Vec<(&Checkpoint, Result<Record, String>)> {
-    let record = |c| read(catalog, c).map_err(|error| format!("{error:#}"));
-    let all: Vec<_> = catalog.checkpoints().iter().filter(|c| catalog.has_beside(c)).map(|c| (c, record(c))).collect();
-    all.iter().filter_map(|(_, record)| record.as_ref().err()).for_each(|why| output::note!("{why}"));
+fn all(catalog: &Catalog) -> Vec<(&Checkpoint, Result<Known, String>)> {
+    let known = |c: &Checkpoint| -> Result<Option<Known>> {
+        let Some((bytes, len)) = catalog.beginning_beside(c)? else { return Ok(None) };
+        let decoded = Description::decode(&bytes).with_context(|| format!("cannot read snapshot {}", c.name))?;
+        Ok(Some((decoded.0, len.saturating_sub(decoded.1 as u64))))
+    };
+    let known = |c| Some((c, known(c).transpose()?.map_err(|error| format!("{error:#}"))));
+    let all: Vec<_> = catalog.checkpoints().iter().filter_map(known).collect();
+    all.iter().filter_map(|(_, known)| known.as_ref().err()).for_each(|why| output::note!("{why}"));
     all
 }
 
@@ -139,8 +148,8 @@ fn all(catalog: &Catalog) -> Vec<(&Checkpoint, Result<Record, String>)> {
 type Described = (Checkpoint, Option<Description>);
 
 /// The same without the catalogue, which changes.
-fn owned(all: Vec<(&Checkpoint, Result<Record, String>)>) -> Vec<Described> {
-    all.into_iter().map(|(c, record)| (c.clone(), record.ok().map(|record| record.description))).collect()
+fn owned(all: Vec<(&Checkpoint, Result<Known, String>)>) -> Vec<Described> {
+    all.into_iter().map(|(c, known)| (c.clone(), known.ok().map(|known| known.0))).collect()
 }
 
 /// The images that those of these snapshots leave that are removed.
@@ -165,15 +174,13 @@ fn stays(left: &Left) -> String {
 fn ls(pool: &Pool, answer: Tabular) -> Result<()> {
     let catalog = Catalog::open(pool)?;
     let all = all(&catalog);
-    let one = |(c, record): &(&Checkpoint, Result<Record, String>)| {
+    let one = |(c, known): &(&Checkpoint, Result<Known, String>)| {
         let mut one = json!({
             "name": c.name, "created": c.created, "source": c.source, "memory_bytes": c.bytes(),
             "stored_bytes": c.stored_bytes(),
         });
-        match record {
-            Ok(Record { description, stream }) => {
-                (one["stream_bytes"], one["guest"]) = (stream.len().into(), json!(description));
-            }
+        match known {
+            Ok((description, stream)) => (one["stream_bytes"], one["guest"]) = (json!(stream), json!(description)),
             Err(why) => one["damaged"] = why.as_str().into(),
         }
         one
@@ -182,11 +189,11 @@ fn ls(pool: &Pool, answer: Tabular) -> Result<()> {
         let numbers = ["created", "memory", "stored", "disks"].map(Number);
         let [created, memory, stored, disks] = numbers;
         let mut table = Table::new([Text("snapshot"), Text("guest"), created, memory, stored, disks]);
-        for (c, record) in &all {
+        for (c, known) in &all {
             let mut row = |guest: String, disks: String| {
                 table.row([c.name.clone(), guest, date(c.created), size(c.bytes()), size(c.stored_bytes()), disks]);
             };
-            let Ok(Record { description, .. }) = record else {
+            let Ok((description, _)) = known else {
                 row("damaged".into(), "?".into());
                 continue;
             };

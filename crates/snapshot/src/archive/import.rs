@@ -23,11 +23,10 @@ use super::{About, ArchiveError, FORMAT, Summed, file_name, image_error};
 use crate::names::make_read_only;
 use crate::qcow2::{self, MAX_IMAGES};
 use crate::record::{DESCRIPTION, Layer, Record};
+use crate::stream::LONGEST;
 
 /// Bytes that are read at once: 256 pages.
 const AT_ONCE: usize = 256 * BLOCK;
-/// Bytes of the device stream, at most.
-const STREAM: u64 = 1 << 30;
 /// Bound on the bytes of a guest's memory: its pages are counted by 32 bits.
 const MEMORY: u64 = 1 << 44;
 /// How many times the memory that this host has left a guest may have. Storing a checkpoint takes
@@ -89,7 +88,7 @@ pub fn receive(from: impl Read, place: &Place<'_>) -> Result<Received, ArchiveEr
     };
     let out = OutputFile::create_new(&place.pool.join(format!(".import-{}", std::process::id())))?;
     let mut scratch = out.file().try_clone().and_then(Scratch::new)?;
-    let stream = parts.put_aside("devices", STREAM, &mut scratch, |_| true)?;
+    let stream = parts.put_aside("devices", LONGEST, &mut scratch, |_| true)?;
     let (mut last, mut count) = (None, 0);
     let numbers = parts.put_aside("pages", pages * size_of::<u64>() as u64, &mut scratch, |bytes| {
         numbers(bytes).all(|page| {

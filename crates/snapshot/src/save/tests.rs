@@ -1,6 +1,6 @@
 //! What is refused, and why; and failures before a guest is stopped.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;

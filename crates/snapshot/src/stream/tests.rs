@@ -69,6 +69,18 @@ fn pages_of(bytes: &[u8]) -> (Result<Vec<u8>, StreamError>, Found) {
     (split(bytes, RAM_BYTES, pages), found)
 }
 
+#[test]
+fn a_device_stream_has_a_bound_and_is_read_to_its_end_all_the_same() {
+    let long = [7; 11];
+    let read = |mut from: &[u8]| (devices(&mut from, 10).map_err(|error| error.to_string()), from.len());
+    assert_eq!(read(&long[..10]), (Ok(vec![7; 10]), 0));
+    let (refused, left) = read(&long);
+    assert!(
+        refused.unwrap_err().starts_with("QEMU's stream has more than 10 bytes beside the guest's RAM") && left == 0
+    );
+    assert!(rest(io::repeat(7), vec![7; 5], 10).is_err(), "no more than the bound is kept");
+}
+
 /// A guest with a page of its display, in several rounds.
 fn whole() -> Vec<u8> {
     let mut stream = Stream::new();

@@ -87,9 +87,9 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     let (turns, pool) = Turns::begin(found)?;
     let catalog = Catalog::open(&pool)?;
-    let records: Vec<_> = super::all(&catalog).into_iter().filter_map(|(_, record)| record.ok()).collect();
-    guest.check_layers(records.iter().flat_map(|record| &record.description.disks).flat_map(|disk| &disk.layers))?;
-    drop((records, pool));
+    let known: Vec<_> = super::all(&catalog).into_iter().filter_map(|(_, known)| known.ok()).collect();
+    guest.check_layers(known.iter().flat_map(|(known, _)| &known.disks).flat_map(|disk| &disk.layers))?;
+    drop((known, pool));
     let (store, turns) = (Store::new(catalog), Storing::new(turns, args.quiet));
     let progress = args.quiet.progress();
     let mut writer = store.begin(&name)?.showing(&progress).in_turns(&turns);

@@ -29,6 +29,23 @@ fn a_checkpoint_is_no_snapshot_and_other_bytes_are_none_either() {
     assert!(matches!(&listed[..], [(c, Err(_))] if c.name == "other"), "the list has it, and says why");
 }
 
+#[test]
+fn a_list_of_snapshots_reads_no_device_stream() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let store = Store::new(Catalog::open(&pool).unwrap());
+    let mut writer = store.begin("long").unwrap();
+    writer.set_pages(1);
+    writer.keep_beside(Record { description: Description::default(), stream: vec![7; 33 << 20] }.encode());
+    writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+    let catalog = store.into_catalog();
+    // The one with the stream's end.
+    let end = pool.mblocks().into_iter().find(|mblock| (1 << 20..2 << 20).contains(&mblock.len)).unwrap();
+    pool.mblock_delete(&[end.id]).unwrap();
+    assert!(matches!(&all(&catalog)[..], [(_, Ok((_, stream)))] if *stream == 33 << 20));
+    assert!(read(&catalog, catalog.find("long").unwrap()).is_err());
+}
+
 #[derive(clap::Parser)]
 struct Line {
     #[command(subcommand)]

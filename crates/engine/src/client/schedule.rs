@@ -5,6 +5,8 @@
 //! later writes to pages that this scan or the next finds written, and the look of the next period
 //! comes before they are candidates. Once found, it holds for two cooldown periods without another
 //! look: a request may outlive the descriptor that it came through.
+//!
+//! A client whose scans find nothing for long is looked at in every second period only.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +18,17 @@ const LAST: f64 = 0.5;
 /// Less is nothing: a mean that fades never becomes 0.
 const LEAST: f64 = 0.0003;
 
+/// Scans in a row that find nothing, after which a client counts as calm.
+const CALM: u32 = 3;
+
 /// When a client is scanned, and when copies end their cooldown.
 pub(crate) struct Schedule {
     /// A scan before this time would take too great a part of the time.
     pub(crate) next_scan: Instant,
     /// When its pages are looked through again for frames that are evacuated.
     pub(crate) next_walk: Instant,
+    /// Which periods are left out.
+    pub(crate) calm: Calm,
     /// What its scans find written.
     pub(crate) dirty: DirtyRate,
     /// When the cooldown period of copies began; see [`crate::core::ledger`].
@@ -37,11 +44,34 @@ impl Schedule {
         Self {
             next_scan: now,
             next_walk: now,
+            calm: Calm::default(),
             dirty: DirtyRate::default(),
             cooldown_began: now,
             direct_io: DirectIo::default(),
             scanning: None,
         }
+    }
+}
+
+/// Leaves out every second period of a client that writes nothing: a look at it takes as long as one
+/// at a client that does.
+#[derive(Debug, Default)]
+pub(crate) struct Calm {
+    /// Scans that found nothing since one that did.
+    scans: u32,
+    rested: bool,
+}
+
+impl Calm {
+    /// A period begins. Returns whether it is left out.
+    pub(crate) fn rests(&mut self) -> bool {
+        self.rested = self.scans >= CALM && !self.rested;
+        self.rested
+    }
+
+    /// A period's scan is over. `is_active`: pages were written, or wait for something.
+    pub(crate) fn scanned(&mut self, is_active: bool) {
+        self.scans = if is_active { 0 } else { self.scans.saturating_add(1) };
     }
 }
 
@@ -115,6 +145,20 @@ mod tests {
         assert!(direct.is_due(later) && direct.why().is_some(), "it holds until the look");
         assert!(!direct.looked(Some("nfs4".into()), cooldown, later), "said once");
         assert!(!direct.looked(None, cooldown, later) && direct.why().is_none());
+    }
+
+    #[test]
+    fn every_second_period_of_a_calm_client_is_left_out_until_it_writes() {
+        let mut calm = Calm::default();
+        for _ in 0..CALM {
+            assert!(!calm.rests());
+            calm.scanned(false);
+        }
+        assert!(calm.rests() && !calm.rests());
+        calm.scanned(false);
+        assert!(calm.rests() && !calm.rests());
+        calm.scanned(true);
+        assert!(!calm.rests() && !calm.rests());
     }
 
     #[test]

@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Refuses pinned memory, and scans. `false`: there is nothing to do for this client now.
 pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
+    if is_left_out(&mut client.state()) {
+        return false;
+    }
     if client.state().schedule.next_scan <= Instant::now() {
         look_for_direct_io(client, shared.config().direct_io_seconds);
     }
@@ -56,7 +59,10 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
         return false;
     }
     let cpu = kmem::cpu::thread_time();
-    match client.scan(&mut state, ScanFor::Period) {
+    let scanned = client.scan(&mut state, ScanFor::Period);
+    let is_idle = scanned == Ok(0) && state.regions.values().all(|region| region.ages.is_idle());
+    state.schedule.calm.scanned(!is_idle);
+    match scanned {
         // A scan that finds many written or new pages is slow for that reason, once. Its pages must
         // not wait long for the two scans in which they have to be clean.
         Ok(found)
@@ -80,6 +86,12 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     state.retry_deferred();
     shared.pacer.found(client.user.owner, state.regions.values().map(|region| region.ages.due()).sum());
     true
+}
+
+/// Whether nothing has happened for long: then every second period is.
+fn is_left_out(state: &mut State) -> bool {
+    let is_known = state.flight.is_empty() && state.regions.values().all(|region| region.verified);
+    is_known && state.schedule.calm.rests()
 }
 
 /// Looks for direct I/O, unless that is known. Takes the client's lock, but not while it looks.

@@ -150,7 +150,7 @@ fn connections_that_say_nothing_keep_nobody_out() {
     let silent: Vec<Liar> = (0..600).map(|_| Liar::connect(&daemon)).collect();
     expect_refusal(&daemon, "wait to introduce themselves");
     let closed = || silent.iter().filter(|liar| liar.is_closed()).count();
-    eventually("a user has 256 at a time", Duration::from_secs(10), || (closed() >= 600 - 256).then_some(()));
+    eventually("a user has 512 at a time", Duration::from_secs(10), || (closed() >= 600 - 512).then_some(()));
     eventually("those that stay silent are ended", Duration::from_secs(30), || (closed() == 600).then_some(()));
     expect_refusal(&daemon, "has not introduced itself");
     merge_within(&daemon, Duration::from_secs(30));

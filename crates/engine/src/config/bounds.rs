@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Connections of one user that have not finished their handshake; those of further guests, after a
 /// restart, try again.
-pub(crate) const HANDSHAKES_OF_USER: u64 = 256;
+pub(crate) const HANDSHAKES_OF_USER: u64 = 512;
 /// All connections that have not finished their handshake, for the memory that they take. Above
 /// this, the oldest of the user with the most is closed.
 pub(crate) const HANDSHAKES: usize = 4096;

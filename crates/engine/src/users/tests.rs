@@ -14,7 +14,7 @@ fn what_a_user_takes_is_bounded_and_given_back() {
     assert_eq!(user.claim(Kind::Clients, 1).err(), Some(OverBound::Clients { user: Owner::of(7), most: 2 }));
     drop(clients);
     for (kind, most, words) in [
-        (Kind::Handshakes, HANDSHAKES_OF_USER, "256 connections of uid 7 wait to introduce themselves"),
+        (Kind::Handshakes, HANDSHAKES_OF_USER, "512 connections of uid 7 wait to introduce themselves"),
         (Kind::Segments, SEGMENTS_OF_USER, "handshakes of uid 7 hold 4096 segments"),
     ] {
         let _all = user.claim(kind, most).unwrap();

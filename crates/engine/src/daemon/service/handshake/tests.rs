@@ -6,6 +6,7 @@ use std::time::Duration;
 use kmem::PAGE_SIZE;
 use kmem::seqpacket::Listener;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wire::recycle::Pool;
 use wire::{OLDEST, SEGMENT_PAGES, VERSION};
 
@@ -164,6 +165,9 @@ fn a_segment_is_taken_from_anybody_if_nobody_can_change_it() {
 
 #[test]
 fn a_user_has_so_many_connections_that_say_nothing() {
+    // Both ends of each are here.
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let mut daemon = Daemon::new(Config::default());
     let _silent: Vec<_> = (0..HANDSHAKES_OF_USER).map(|_| daemon.connect()).collect();
     assert_eq!(daemon.refusal(), "");

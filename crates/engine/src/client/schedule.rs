@@ -53,8 +53,8 @@ impl Schedule {
     }
 }
 
-/// Leaves out every second period of a client that writes nothing: a look at it takes as long as one
-/// at a client that does.
+/// Leaves out every second period of a client that writes nothing: a look at it costs as much as
+/// one at a client that does.
 #[derive(Debug, Default)]
 pub(crate) struct Calm {
     /// Scans that found nothing since one that did.

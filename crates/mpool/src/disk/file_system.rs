@@ -142,13 +142,14 @@ impl Medium for DiskDirectory {
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let name = format!("{LEASE}{:016x}", u64::from_le_bytes(random));
+        let in_memory = || -> io::Result<OwnedFd> {
+            let file: File = rustix::fs::memfd_create(LEASE, rustix::fs::MemfdFlags::CLOEXEC)?.into();
+            file.write_all_at(bytes, 0)?;
+            Ok(file.into())
+        };
         let mut file = match self.open_file(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL) {
             // Nobody can write there, so nobody has to be told.
-            Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => {
-                let mut file: File = rustix::fs::memfd_create(LEASE, rustix::fs::MemfdFlags::CLOEXEC)?.into();
-                file.write_all(bytes)?;
-                return Ok(file.into());
-            }
+            Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => return in_memory(),
             made => made?,
         };
         let mut fill = || -> io::Result<()> {
@@ -159,11 +160,20 @@ impl Medium for DiskDirectory {
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             file.write_all(bytes)
         };
-        if let Err(error) = fill() {
-            let _ = self.remove(&name);
-            return Err(error);
+        match fill() {
+            Ok(()) => Ok(file.into()),
+            // An empty lease is not understood: nobody writes to the pool while this process lives.
+            Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+                file.set_len(0)?;
+                rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+                std::mem::forget(file);
+                in_memory()
+            }
+            Err(error) => {
+                let _ = self.remove(&name);
+                Err(error)
+            }
         }
-        Ok(file.into())
     }
 
     fn leases(&self, each: &mut EachLease<'_>) -> io::Result<()> {

@@ -174,8 +174,10 @@ impl Pool {
     /// # Errors
     /// `Io`, if the medium cannot be written.
     pub fn keep(&self) -> Result<Kept, PoolError> {
-        let kept = self.medium().and_then(|medium| medium.lease(KEEP));
-        Ok(Kept(kept.during("keeping the mblocks of", self.inner.path.display())?))
+        let kept = self.medium().and_then(|medium| medium.lease(KEEP)).map(Kept);
+        // Without room others are refused, and not asked.
+        let kept = kept.and_then(|kept| if kept.holds() { Ok(kept) } else { Err(io::ErrorKind::StorageFull.into()) });
+        Ok(kept.during("keeping the mblocks of", self.inner.path.display())?)
     }
 
     /// Whether somebody keeps all mblocks ([`Pool::keep`]) of this pool, which is open exclusively;

@@ -97,6 +97,23 @@ fn a_lease_that_is_not_understood_is_obeyed() {
 }
 
 #[test]
+fn what_is_read_without_room_for_a_lease_nobody_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let id = write(&Pool::create(&path, "test").unwrap(), &content(1, BLOCK));
+    let pool = open(&path, Access::Shared);
+    let full = || {
+        kmem::testing::refuse(libc::SYS_write, None, libc::ENOSPC);
+        pool.lease(&[id], b"note")
+    };
+    let lease: File = std::thread::scope(|scope| scope.spawn(full).join()).unwrap().unwrap().into();
+    drop(pool);
+    let leased = Leased::open(&lease).unwrap();
+    assert!(leased.note() == b"note" && leased.into_mblocks()[&id].read(0, &mut [0; BLOCK]).is_ok());
+    assert!(matches!(Pool::open(&path, OpenOptions::default()), Err(PoolError::Leased(_))));
+}
+
+#[test]
 fn who_opens_a_pool_knows_that_its_mblocks_are_kept_as_long_as_somebody_keeps_them() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");

@@ -24,7 +24,7 @@ pub enum StdoutError {
     #[error("nobody reads standard output any more")]
     Closed,
     /// Any other failure, such as a full device.
-    #[error("what was done is done, but the answer is lost: cannot write to standard output")]
+    #[error("what was done is done, but what is on standard output is cut short: it cannot be written")]
     Failed(#[source] io::Error),
 }
 

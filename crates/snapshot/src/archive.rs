@@ -78,6 +78,8 @@ pub enum ArchiveError {
     Changed(#[from] CloneError),
     #[error("cannot write or read the archive")]
     Stream(#[from] io::Error),
+    #[error("cannot put the archive aside in the pool's directory: its file system needs room for the guest's memory")]
+    Aside(#[source] io::Error),
     #[error("this is no archive of `pageone snapshot export` that this version understands: {0}")]
     Foreign(String),
     #[error("the archive is damaged: {0}. Nothing was stored; export it again")]

@@ -82,8 +82,8 @@ impl StoreError {
 /// The list of checkpoints is damaged: some may be missing from it, and nothing may be changed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
-    "the list of checkpoints in pool {pool} is damaged ({damage}): some may be missing from it. Those that `pageone pool ls` \
-     shows can be restored; do so, and go on with a new pool"
+    "the list of checkpoints in pool {pool} is damaged ({damage}): `pageone pool check {pool}` repairs what it can. If it \
+     cannot, restore those that `pageone pool ls` shows, and go on with a new pool: some may be missing"
 )]
 pub struct CatalogDamage {
     /// The pool's name.

@@ -18,6 +18,7 @@ use mpool::{Access, Pool};
 use output::OutputFile;
 use parking_lot::Mutex;
 use serde_json::json;
+use snapshot::archive::ArchiveError;
 use snapshot::save::SaveError;
 
 use crate::cmd::pool::Names;
@@ -294,16 +295,16 @@ pub(crate) fn explain(error: anyhow::Error, pool: &str) -> anyhow::Error {
         Some(SaveError::Take(error)) => Some(error),
         _ => error.downcast_ref::<TakeError>(),
     };
-    let store = match error.downcast_ref() {
-        Some(SaveError::Store(error)) => Some(error),
+    let store = match (error.downcast_ref(), error.downcast_ref()) {
+        (Some(SaveError::Store(error)), _) | (_, Some(ArchiveError::Store(error))) => Some(error),
         _ => error.downcast_ref::<StoreError>(),
     };
     if !take.is_some_and(TakeError::is_full) && !store.is_some_and(StoreError::is_full) {
         return error;
     }
     error.context(format!(
-        "pool {pool} is full: `pageone pool rm {pool} NAME` removes an earlier checkpoint, `pageone snapshot rm {pool} NAME` a \
-         snapshot"
+        "pool {pool} is full: make room on its file system, or remove what it has (`pageone pool rm {pool} NAME`, `pageone \
+         snapshot rm {pool} NAME`)"
     ))
 }
 

@@ -287,7 +287,7 @@ impl<'b, R: Read> Parts<'b, R> {
             }
             let whole = len.next_multiple_of(Scratch::SECTOR);
             some[len..whole].fill(0);
-            let begin = scratch.append(&mut some[..whole])?;
+            let begin = scratch.append(&mut some[..whole]).map_err(ArchiveError::Aside)?;
             at.get_or_insert(begin);
             left -= len as u64;
         }

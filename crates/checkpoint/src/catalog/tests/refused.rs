@@ -105,6 +105,7 @@ fn a_damaged_list_is_said_and_nothing_is_changed() {
     let error = catalog.remove("second").unwrap_err();
     assert!(matches!(error, RemoveError::Damaged(_)), "{error}");
     assert!(error.to_string().starts_with("the list of checkpoints in pool test is damaged ("), "{error}");
+    assert!(error.to_string().contains("): `pageone pool check test` repairs what it can"), "{error}");
     assert!(matches!(Store::new(catalog).begin("third").map(drop), Err(BeginError::Damaged(_))));
     assert!(load(&pool, "second") == pages_of(&[2, 3]));
 }

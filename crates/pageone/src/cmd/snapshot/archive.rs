@@ -17,6 +17,7 @@ use snapshot::rights::Asked;
 
 use super::Which;
 use super::clones::Leased;
+use crate::cmd::checkpoint::explain;
 use crate::cmd::pool::{Names, Storing, Turns};
 use crate::cmd::{Force, Json, Quiet, Written};
 
@@ -137,7 +138,8 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
             let _ = signal_hook::flag::register(signal, Arc::default());
         }
     };
-    let about = received.store((&store, Some(&turns)), &progress, commits)?;
+    let stored = received.store((&store, Some(&turns)), &progress, commits);
+    let about = stored.map_err(|error| explain(error.into(), &args.pool))?;
     drop(progress);
     let (memory, disks) = (about.bytes(), about.description.disks.len());
     args.json.line(&value(&about.name, memory, disks), || {

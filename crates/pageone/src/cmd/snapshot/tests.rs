@@ -5,21 +5,21 @@ use mpool::BLOCK;
 
 use super::*;
 
+/// Stores a page, and these bytes beside it.
+fn put(store: &Store, name: &str, beside: Option<Vec<u8>>) {
+    let mut writer = store.begin(name).unwrap();
+    writer.set_pages(1);
+    beside.into_iter().for_each(|bytes| writer.keep_beside(bytes));
+    writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+}
+
 #[test]
 fn a_checkpoint_is_no_snapshot_and_other_bytes_are_none_either() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
     let store = Store::new(Catalog::open(&pool).unwrap());
     for (name, beside) in [("plain", None), ("other", Some(b"no record".to_vec()))] {
-        let mut writer = store.begin(name).unwrap();
-        writer.set_pages(1);
-        let page = vec![7; BLOCK];
-        let hash = checkpoint::hash(&page, writer.seed());
-        writer.put(&[0], &page, &[hash]).unwrap();
-        if let Some(bytes) = beside {
-            writer.keep_beside(bytes);
-        }
-        writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+        put(&store, name, beside);
     }
     let catalog = store.into_catalog();
     let error = |name: &str| read(&catalog, catalog.find(name).unwrap()).err().unwrap().to_string();
@@ -34,10 +34,8 @@ fn a_list_of_snapshots_reads_no_device_stream() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
     let store = Store::new(Catalog::open(&pool).unwrap());
-    let mut writer = store.begin("long").unwrap();
-    writer.set_pages(1);
-    writer.keep_beside(Record { description: Description::default(), stream: vec![7; 33 << 20] }.encode());
-    writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+    let record = Record { description: Description::default(), stream: vec![7; 33 << 20] };
+    put(&store, "long", Some(record.encode()));
     let catalog = store.into_catalog();
     // The one with the stream's end.
     let end = pool.mblocks().into_iter().find(|mblock| (1 << 20..2 << 20).contains(&mblock.len)).unwrap();
@@ -82,10 +80,7 @@ fn prune_counts_the_guests_of_each_user_for_themselves() {
         ("late", own),
         ("second", imported),
     ] {
-        let mut writer = store.begin(name).unwrap();
-        writer.set_pages(1);
-        writer.keep_beside(Record { description, stream: Vec::new() }.encode());
-        writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+        put(&store, name, Some(Record { description, stream: Vec::new() }.encode()));
     }
     drop((store, pool));
     snapshot(&path, &["prune", "--keep-last", "1"]).unwrap();
@@ -106,10 +101,7 @@ fn one_damaged_snapshot_is_named_and_the_others_work() {
     let description = snapshot::record::Description { program, directory, words, facts, ..Default::default() };
     let good = Record { description, stream: Vec::new() }.encode();
     for (name, beside) in [("first", &good), ("bad", &b"damaged".to_vec()), ("second", &good), ("worse", &Vec::new())] {
-        let mut writer = store.begin(name).unwrap();
-        writer.set_pages(1);
-        writer.keep_beside(beside.clone());
-        writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+        put(&store, name, Some(beside.clone()));
     }
     drop((store, pool));
     let names = || -> Vec<String> {

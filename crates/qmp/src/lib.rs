@@ -16,8 +16,10 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The longest answer, in bytes. QEMU's list of memory is some kilobytes.
-const MAX_ANSWER: u64 = 1 << 20;
+/// The longest answer, in bytes. Of each image of a disk QEMU says some kilobytes.
+const MAX_ANSWER: u64 = 64 << 20;
+/// How many values an answer may have. Each takes more memory than its text.
+const MAX_VALUES: usize = 1 << 20;
 /// How deep an answer may be nested. QEMU describes each image within the one above it.
 const MAX_DEPTH: usize = 1000;
 /// How often a session looks whether it is still wanted.
@@ -214,18 +216,20 @@ impl<'a, F: AsFd> Qmp<'a, F> {
 /// # Errors
 /// [`QmpError::Malformed`].
 pub fn parse(line: &str) -> Result<Value, QmpError> {
-    let (mut depth, mut in_text, mut escaped) = (0_usize, false, false);
+    let (mut depth, mut values, mut in_text, mut escaped) = (0_usize, 0, false, false);
     for byte in line.bytes() {
         match byte {
             _ if escaped => escaped = false,
             b'\\' => escaped = in_text,
             b'"' => in_text = !in_text,
+            b',' if !in_text => values += 1,
             b'[' | b'{' if !in_text => depth += 1,
             b']' | b'}' if !in_text => depth = depth.saturating_sub(1),
             _ => {}
         }
-        if depth > MAX_DEPTH {
-            return Err(QmpError::Malformed(format!("an answer nested more than {MAX_DEPTH} deep")));
+        if depth > MAX_DEPTH || values > MAX_VALUES {
+            let why = format!("an answer nested more than {MAX_DEPTH} deep, or of more than {MAX_VALUES} values");
+            return Err(QmpError::Malformed(why));
         }
     }
     let mut reader = serde_json::Deserializer::from_str(line);

@@ -42,7 +42,9 @@ fn an_answer_is_as_deep_as_a_chain_of_images_and_no_deeper_than_the_stack() {
     let deep = |depth| format!("{}\"[{{\\\"[\"{}", "[".repeat(depth), "]".repeat(depth));
     assert!(parse(&deep(MAX_DEPTH)).is_ok());
     let error = parse(&deep(MAX_DEPTH + 1)).unwrap_err().to_string();
-    assert!(error.ends_with("nested more than 1000 deep"), "{error}");
+    assert!(error.ends_with("nested more than 1000 deep, or of more than 1048576 values"), "{error}");
+    let long = |values| format!("[{}0]", "0,".repeat(values));
+    assert!(parse(&long(MAX_VALUES)).is_ok() && parse(&long(MAX_VALUES + 1)).is_err());
     assert!(parse(&"[".repeat(1 << 20)).is_err() && parse("[1] 2").is_err());
 }
 
@@ -100,7 +102,7 @@ fn an_answer_without_an_end_is_not_read_to_it() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let flood = std::thread::spawn(move || while theirs.write_all(&[b' '; 4096]).is_ok() {});
     let error = status(&ours, Duration::from_secs(20), &|| true).unwrap_err().to_string();
-    assert_eq!(error, "QEMU's monitor: not understood: an answer of more than 1048576 bytes");
+    assert_eq!(error, "QEMU's monitor: not understood: an answer of more than 67108864 bytes");
     drop(ours);
     flood.join().unwrap();
 }

@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kmem::account::Account;
+use kmem::peer::Peer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::monitor::{Monitor, MonitorError};
-use crate::names::{Names, is_written_by};
+use crate::names::{Names, file, is_written_by, opened_by};
 use crate::ours::make_beside;
 use crate::qcow2::{self, MAX_IMAGES};
 use crate::reflink;
@@ -71,9 +72,7 @@ pub enum DiskError {
              XFS, btrfs and others), in a directory where you may make files"
     )]
     Link { disk: String, image: String, source: std::io::Error },
-    #[error(
-        "disk {disk}: QEMU would go on writing to {image}, which the snapshot is to have: start the guest without copy-on-read"
-    )]
+    #[error("disk {disk}: QEMU would go on writing to {image} when it is stored; start it without copy-on-read")]
     Written { disk: String, image: String },
     #[error("the guest's disks were changed meanwhile, by another client of its QEMU: try again when that is done")]
     Changed,
@@ -118,6 +117,9 @@ pub(crate) struct Overlay {
     node: String,
     /// The names of the files. `None`: of a raw disk a copy is made.
     names: Option<Names>,
+    /// The copy of a raw disk, once it is made: another program may make a file of its name.
+    #[serde(default)]
+    made: Option<(u64, u64)>,
 }
 
 /// A snapshot's name as part of a file's.
@@ -211,10 +213,7 @@ pub(crate) fn find(qmp: &mut Monitor, pid: i32, words: &[String], directory: &Pa
             return Err(DiskError::Replaced { disk, image });
         }
         let measured = if raw { reflink::measure(&path) } else { Ok(Default::default()) };
-        let copying = match measured {
-            Ok(copying) => copying,
-            Err(source) => return Err(DiskError::Reflink { disk, image, source }),
-        };
+        let copying = measured.map_err(|source| DiskError::Reflink { disk, image, source })?;
         let handle = if device.is_empty() { ("node-name".into(), node.clone()) } else { ("device".into(), device) };
         disks.push(Running { handle, node, mark: mark(inserted), image: path, word: word.into_owned(), raw, copying });
     }
@@ -247,21 +246,6 @@ impl Running {
         self.image.with_file_name(format!("{stem}.{}{again}.{end}", file_name(name)))
     }
 
-    /// A qcow2 image of a device, for tests.
-    #[cfg(test)]
-    pub(crate) fn of_device(device: &str, image: &Path) -> Self {
-        let (handle, node) = (("device".into(), device.into()), "n".into());
-        Self {
-            handle,
-            node,
-            mark: Value::Null,
-            image: image.into(),
-            word: image.display().to_string(),
-            raw: false,
-            copying: Default::default(),
-        }
-    }
-
     /// Describes the image over it that [`Running::cover`] will make. Files that are there stay:
     /// other snapshots have them, or they were left when one was cut short. `others`: of other
     /// disks, and not made yet.
@@ -270,7 +254,7 @@ impl Running {
             let stored = self.stored_name(name, *again);
             stored.symlink_metadata().is_err() && others.iter().all(|other| other.stored() != stored)
         };
-        self.overlay_of(name, (0..2 * MAX_IMAGES).find(is_new).unwrap_or_default())
+        self.overlay_of(name, (0..2 * MAX_IMAGES).find(is_new).unwrap_or(2 * MAX_IMAGES))
     }
 
     /// The same, and says if the image does not get the snapshot's name.
@@ -294,22 +278,23 @@ impl Running {
         let names = (!self.raw).then(|| Names::new(&self.image, stored.clone(), &number));
         let image = names.as_ref().map_or(stored, |names| names.fresh.clone());
         let (disk, base_node, node) = (self.handle.1.clone(), self.node.clone(), format!("pageone-{number}"));
-        Overlay { disk, image, base_node, node, names }
+        Overlay { disk, image, base_node, node, names, made: None }
     }
 
     /// Makes the files that [`Running::cover`] needs. The guard that removes them knows of them
     /// already. `account`: the guest's.
-    pub(crate) fn make(&self, overlay: &Overlay, account: &Account) -> Result<(), DiskError> {
+    pub(crate) fn make(&self, overlay: &mut Overlay, account: &Account) -> Result<(), DiskError> {
         if let Some(names) = &overlay.names {
             let (disk, image) = (overlay.disk.clone(), self.image.display().to_string());
             let linked = make_beside(&overlay.image, account, || names.make());
             linked.map_err(|source| DiskError::Link { disk, image, source })?;
         }
         let made = make_beside(&overlay.image, account, || match &overlay.names {
-            None => reflink::create(&overlay.image, &self.image),
-            Some(names) => qcow2::create_over(&overlay.image, &names.stored, false),
+            None => reflink::create(&overlay.image, &self.image).map(Some),
+            Some(names) => qcow2::create_over(&overlay.image, &names.stored, false).map(|()| None),
         });
-        made.map_err(|source| DiskError::Make { image: overlay.image.clone(), source })
+        overlay.made = made.map_err(|source| DiskError::Make { image: overlay.image.clone(), source })?;
+        Ok(())
     }
 
     /// Lets the guest, which stands, write to a new image from now on, or copies a raw one. The
@@ -328,7 +313,7 @@ impl Running {
         // Before the guest goes on: what it writes is found under its disk's name.
         names.settle().map_err(|source| DiskError::Make { image: names.live.clone(), source })?;
         // With copy-on-read it does not open it anew to read alone.
-        let is_written = std::fs::metadata(&names.stored).and_then(|meta| is_written_by(qmp.pid()?, &meta));
+        let is_written = std::fs::metadata(&names.stored).and_then(|meta| is_written_by(Peer::of(&*qmp)?.pid, &meta));
         if is_written.map_err(MonitorError::from)? {
             return Err(DiskError::Written { disk: value.clone(), image: self.image.display().to_string() });
         }
@@ -345,12 +330,6 @@ impl Overlay {
     /// Whether it is the copy of this disk, which is raw.
     pub(crate) fn is_copy_of(&self, disk: &Running) -> bool {
         self.names.is_none() && self.disk == disk.handle.1
-    }
-
-    /// QEMU's name for the image.
-    #[cfg(test)]
-    pub(crate) fn writes_by(&self) -> &str {
-        &self.node
     }
 
     /// What QEMU says of the disk that writes to the image, if one does.
@@ -444,21 +423,29 @@ impl Overlay {
     }
 
     /// Takes the image away, unless QEMU has it: one below another that the guest writes to stays.
-    fn remove(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
-        let all = qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
-        if all.as_array().into_iter().flatten().any(|node| node["node-name"] == self.node) {
+    fn remove(&self, qmp: &Monitor) -> Result<(), MonitorError> {
+        // QEMU's list of its images may be megabytes, and the guest waits.
+        if let Ok(meta) = std::fs::metadata(&self.image)
+            && opened_by(Peer::of(qmp)?.pid, &meta)?.next().is_some()
+        {
             return Ok(());
         }
         match &self.names {
             Some(names) => names.remove(),
-            None => drop(std::fs::remove_file(&self.image)),
+            None => drop(self.remove_copy()),
         }
         Ok(())
     }
 
+    /// Removes the copy of a raw disk that was made, and no other file of its name.
+    fn remove_copy(&self) -> std::io::Result<()> {
+        let is_there = self.made.is_some() && file(&self.image) == self.made;
+        if is_there { std::fs::remove_file(&self.image) } else { Ok(()) }
+    }
+
     /// QEMU has ended: the disk's name is that of the image with all that was written.
     pub(crate) fn end(&self) {
-        let ended = self.names.as_ref().map_or_else(|| std::fs::remove_file(&self.image), Names::end);
+        let ended = self.names.as_ref().map_or_else(|| self.remove_copy(), Names::end);
         if let (Err(error), Some(names)) = (ended, &self.names) {
             let (fresh, live) = (names.fresh.display(), names.live.display());
             output::note!("a guest has ended that wrote to {fresh}, which cannot be renamed to {live}; do it: {error}");

@@ -33,14 +33,14 @@ pub fn left(pool: &Path, removed: &[&Description], others: &[(&str, Option<&Desc
     }
     // In a container the names are others.
     let ours = removed.iter().filter(|one| one.source.as_ref().is_none_or(|source| !source.elsewhere));
-    let left = |disk: &Disk| {
-        let meta = own(disk)?;
+    let left = |layer: &Layer| {
+        let meta = own(layer)?;
         let needs = |disk: &Disk| disk.layers.is_empty() || disk.layers.iter().any(|layer| is(&layer.image, &meta));
         let needs = |one: &&Description| one.disks.iter().any(needs);
         let by = others.iter().find(|(_, one)| one.as_ref().is_none_or(needs)).map(|(name, _)| (*name).to_owned());
-        Some(Left { image: disk.image.clone(), bytes: meta.blocks() * 512, needed_by: by })
+        Some(Left { image: layer.image.clone(), bytes: meta.blocks() * 512, needed_by: by })
     };
-    ours.flat_map(|one| &one.disks).filter_map(left).collect()
+    ours.flat_map(|one| &one.disks).flat_map(|disk| disk.layers.iter().take(disk.own.max(1))).filter_map(left).collect()
 }
 
 /// Whether a name is this file's, however it is spelled.
@@ -49,10 +49,9 @@ fn is(name: &Path, file: &Metadata) -> bool {
 }
 
 /// The file of a snapshot's image, if it is the one that was stored: nobody may write to it.
-fn own(disk: &Disk) -> Option<Metadata> {
-    let layer = disk.layers.iter().find(|layer| layer.image == disk.image)?;
-    let (name, meta) = (disk.image.to_str()?, symlink_metadata(&disk.image).ok()?);
-    let is_stored = meta.is_file() && meta.mode() & WRITE == 0 && Layer::new(&disk.image, &meta) == *layer;
+fn own(layer: &Layer) -> Option<Metadata> {
+    let (name, meta) = (layer.image.to_str()?, symlink_metadata(&layer.image).ok()?);
+    let is_stored = meta.is_file() && meta.mode() & WRITE == 0 && Layer::new(&layer.image, &meta) == *layer;
     (is_stored && printable(name) == name).then_some(meta)
 }
 

@@ -112,11 +112,6 @@ impl Monitor {
         Ok(Self(Qmp::open(stream, ANSWER, &ALWAYS)?))
     }
 
-    /// QEMU's process.
-    pub(crate) fn pid(&self) -> io::Result<i32> {
-        Ok(Peer::of(self)?.pid)
-    }
-
     /// Executes a command; gives what it returns.
     pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MonitorError> {
         self.0.extend(ANSWER);

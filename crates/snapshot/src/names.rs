@@ -45,7 +45,7 @@ pub(crate) struct Names {
 }
 
 /// Whose file a name is, links not followed.
-fn file(name: &Path) -> Option<(u64, u64)> {
+pub(crate) fn file(name: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(name).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
@@ -225,17 +225,23 @@ pub(crate) fn make_read_only(image: &Path) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode & !WRITE))
 }
 
+/// The numbers by which a process has this file open.
+pub(crate) fn opened_by(pid: i32, image: &Metadata) -> io::Result<impl Iterator<Item = String>> {
+    let place = (image.dev(), image.ino());
+    let is = move |entry: &fs::DirEntry| fs::metadata(entry.path()).is_ok_and(|at| (at.dev(), at.ino()) == place);
+    let all = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().filter(is);
+    Ok(all.map(|entry| entry.file_name().to_string_lossy().into_owned()))
+}
+
 /// Whether a process has this file open to write to it.
 pub(crate) fn is_written_by(pid: i32, image: &Metadata) -> io::Result<bool> {
-    let writes = |entry: fs::DirEntry| {
-        let number = entry.file_name().into_string().unwrap_or_default();
-        let same = fs::metadata(entry.path()).is_ok_and(|meta| (meta.dev(), meta.ino()) == (image.dev(), image.ino()));
-        same && fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).is_ok_and(|info| {
+    let writes = |number| {
+        fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).is_ok_and(|info| {
             let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap_or_default().trim();
             u32::from_str_radix(flags, 8).is_ok_and(|flags| flags & 0o3 != 0)
         })
     };
-    Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().any(writes))
+    Ok(opened_by(pid, image)?.any(writes))
 }
 
 #[cfg(test)]

@@ -115,6 +115,9 @@ pub struct Disk {
     /// Its image and all below, as they were. Empty: an earlier version has not noted it.
     #[serde(default)]
     pub layers: Vec<Layer>,
+    /// How many of these its save made, from its image on. Zero: an earlier version, or an import.
+    #[serde(default)]
+    pub own: usize,
 }
 
 /// A file that was stored. Whoever writes to it changes its time; copies of it can keep that.

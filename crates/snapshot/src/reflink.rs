@@ -85,11 +85,11 @@ pub(crate) fn measure(image: &Path) -> io::Result<(Duration, usize)> {
     Ok((best.mul_f64((number as f64 / SOME as f64).max(1.0)), number))
 }
 
-/// Makes the file of a copy, empty, with the image's owner and permissions.
+/// Makes the file of a copy, empty, with the image's owner and permissions; gives its place.
 ///
 /// # Errors
 /// If it is there already, or cannot be made.
-pub(crate) fn create(copy: &Path, image: &Path) -> io::Result<()> {
+pub(crate) fn create(copy: &Path, image: &Path) -> io::Result<(u64, u64)> {
     let meta = std::fs::metadata(image)?;
     let file = File::options().write(true).create_new(true).mode(meta.mode() & 0o777).open(copy)?;
     if meta.uid() != rustix::process::geteuid().as_raw() {
@@ -99,7 +99,8 @@ pub(crate) fn create(copy: &Path, image: &Path) -> io::Result<()> {
             done => done.inspect_err(|_| drop(std::fs::remove_file(copy)))?,
         }
     }
-    Ok(())
+    let made = file.metadata()?;
+    Ok((made.dev(), made.ino()))
 }
 
 /// Gives the file that [`create`] made the bytes that the image has now. Another program may have

@@ -40,7 +40,7 @@ use crate::prepare::{self, PrepareError};
 use crate::record::{Description, Disk, Record};
 use crate::reflink;
 use crate::stream::{LONGEST, StreamError, devices};
-use crate::undo::{FINAL, Lock, Task, UndoError};
+use crate::undo::{Lock, Task, UndoError};
 use guests::words::{options, parts};
 pub(crate) use process::Seen;
 pub use process::{is_recycled, wait_until_loaded, wait_until_put_back};
@@ -280,10 +280,12 @@ impl Guest {
         self.description.reader().map_err(|source| SaveError::NoProcess { pid: self.pid, source })
     }
 
-    /// Makes the files of images over the disks.
-    fn make_images(&self, overlays: &[Overlay]) -> Result<(), SaveError> {
+    /// Makes the files of images over the disks. The guard is told which of them were made.
+    fn make_images(&self, task: &mut Task, guard: &Guard) -> Result<(), SaveError> {
         let account = self.account()?;
-        self.disks.iter().zip(overlays).try_for_each(|(disk, overlay)| Ok(disk.make(overlay, &account)?))
+        let made = self.disks.iter().zip(&mut task.overlays).try_for_each(|(disk, to)| disk.make(to, &account));
+        task.watch(guard, &self.qmp, &self.lock, None)?;
+        Ok(made?)
     }
 
     /// Begins: tells the guard. `downtime`: QEMU's limit on the pause so far, for a live migration.
@@ -293,12 +295,8 @@ impl Guest {
         let overlays = disks::overlays(&self.disks, |disk, others| disk.first_overlay(&options.name, others));
         let (socket, pid) = (self.socket.clone(), self.pid);
         let bandwidth = settings["max-bandwidth"].as_u64().unwrap_or(128 << 20);
-        let state = self.qmp.state()?;
-        // Of a migration QEMU is left in a state of its own, in which it wakes nobody.
-        if state == "suspended" || FINAL.contains(&state.as_str()) {
-            return Err(SaveError::State(state));
-        }
-        let task = Task { socket, pid, ran: state == "running", bandwidth, overlays, downtime };
+        let mut task = Task { socket, pid, ran: false, bandwidth, overlays, downtime };
+        self.look(&mut task)?;
         task.watch(options.ram.guard, &self.qmp, &self.lock, None)?;
         Ok(task)
     }
@@ -335,10 +333,14 @@ impl Guest {
     fn reset(&mut self, task: &Task) -> Result<(), SaveError> {
         task.reset(&mut self.qmp)?;
         let (account, failed) = (self.account()?, |(image, source)| DiskError::Make { image, source });
-        for disk in &mut self.description.disks {
-            let image = &disk.image;
+        // Of a guest that was halted twice each disk has two.
+        let all: Vec<PathBuf> = task.overlays.iter().map(|overlay| overlay.stored().to_owned()).collect();
+        for image in &all {
             make_read_only(image).and_then(|()| reflink::sync(image)).map_err(|e| failed((image.clone(), e)))?;
+        }
+        for disk in &mut self.description.disks {
             disk.note_layers(&account).map_err(failed)?;
+            disk.own = disk.layers.iter().take_while(|layer| all.contains(&layer.image)).count();
         }
         Ok(())
     }
@@ -366,6 +368,9 @@ impl Guest {
         let stored = match commit() {
             Ok(checkpoint) => {
                 self.keep(&task.overlays);
+                if !task.ran && !task.overlays.is_empty() {
+                    output::note!("the guest stands; until it goes on, QEMU locks none of its disks: open no image");
+                }
                 Ok(Saved { checkpoint, taken, stream })
             }
             // The images over the disks stay: if the snapshot is there, it has those below.
@@ -417,7 +422,7 @@ impl Pausing<'_> {
 
     /// Sets what need not be set in the pause.
     fn prepare(&mut self) -> Result<(), SaveError> {
-        self.guest.make_images(&self.task.overlays)?;
+        self.guest.make_images(&mut self.task, self.guard)?;
         self.guest.qmp.set_capability(IGNORE_SHARED, Capability::On)?;
         self.guest.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH }))?;
         Ok(())
@@ -427,6 +432,7 @@ impl Pausing<'_> {
         if self.halts > 0 && !self.guest.disks.is_empty() {
             self.cover_again()?;
         }
+        self.guest.look(&mut self.task)?;
         let out = self.guest.pipe(&self.task, self.guard)?;
         if self.task.ran {
             self.guest.qmp.execute("stop", json!({}))?;
@@ -452,11 +458,11 @@ impl Pausing<'_> {
         // The copy of a raw disk is the same one each time, with other bytes.
         let copy = |disk: &Running| self.task.overlays.iter().find(|overlay| overlay.is_copy_of(disk)).cloned();
         let one = |disk: &Running, others: &[Overlay]| copy(disk).unwrap_or_else(|| disk.overlay(&self.name, others));
-        let overlays = disks::overlays(&disks, one);
-        let new = || disks.iter().zip(&overlays).filter(|(disk, _)| !disk.raw);
+        let mut overlays = disks::overlays(&disks, one);
         self.task.overlays.extend(overlays.iter().cloned());
         self.task.watch(self.guard, qmp, lock, None)?;
-        new().try_for_each(|(disk, overlay)| disk.make(overlay, &account))?;
+        let mut new = disks.iter().zip(&mut overlays).filter(|(disk, _)| !disk.raw);
+        new.try_for_each(|(disk, overlay)| disk.make(overlay, &account))?;
         self.guest.disks = disks;
         Ok(())
     }

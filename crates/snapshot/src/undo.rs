@@ -95,8 +95,8 @@ impl Task {
         let (start, mut has_run) = (Instant::now(), false);
         loop {
             let state = qmp.state()?;
-            // One whose disk is full stands at its next write: what is put back may make room.
-            let stands_again = has_run && state == "io-error";
+            // One that sleeps wakes by itself. What is put back may make room on a full disk.
+            let stands_again = (has_run && state == "io-error") || state == "suspended";
             if state == "running" || stands_again || FINAL.contains(&state.as_str()) {
                 return Ok(());
             }

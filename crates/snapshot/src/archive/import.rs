@@ -165,7 +165,7 @@ impl Received {
         }
         let mut layers = layers.into_iter();
         for (disk, count) in about.description.disks.iter_mut().zip(&about.images) {
-            disk.layers = layers.by_ref().take(*count).collect();
+            (disk.own, disk.layers) = (0, layers.by_ref().take(*count).collect());
         }
         writer.keep_beside(Record { description: about.description.clone(), stream: bytes }.encode());
         let stored = writer.commit(about.source.clone(), about.regions.clone());

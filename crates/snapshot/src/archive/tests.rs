@@ -298,7 +298,8 @@ fn an_image_that_shows_a_file_of_the_host_is_refused() {
 fn an_archive_that_is_cut_short_anywhere_leaves_nothing_and_says_where_it_ends() {
     let (from, to) = (tempfile::tempdir().unwrap(), Place::new());
     let whole = archive(from.path());
-    for len in (0..whole.len() - 1024).step_by(1000) {
+    // The last entry may end with a block of zeros, and the archive ends with two.
+    for len in (0..whole.len() - 3 * 512).step_by(1000) {
         let error = to.refuses(&whole[..len]);
         assert!(!error.contains("fill whole buffer"), "{len}: {error}");
         let expected = if len < 2048 { "this is no archive of" } else { "the archive is damaged: " };

@@ -1,6 +1,22 @@
 use super::*;
 use crate::fake;
 
+impl Running {
+    /// A qcow2 image of a device.
+    pub(crate) fn of_device(device: &str, image: &Path) -> Self {
+        let (handle, node) = (("device".into(), device.into()), "n".into());
+        let (image, word, mark) = (image.into(), image.display().to_string(), mark(&Value::Null));
+        Self { handle, node, mark, image, word, raw: false, copying: Default::default() }
+    }
+}
+
+impl Overlay {
+    /// QEMU's name for the image.
+    pub(crate) fn writes_by(&self) -> &str {
+        &self.node
+    }
+}
+
 #[test]
 fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -36,7 +52,7 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     assert!(matches!(error, DiskError::NotNamed { .. }), "{error}");
     assert!(error.to_string().contains("is not named on the command line, by file="), "{error}");
     let error = refused("qcow2", &image, &format!("file={image},copy-on-read=on"));
-    assert!(error.to_string().ends_with("is to have: start the guest without copy-on-read"), "{error}");
+    assert!(error.to_string().ends_with("when it is stored; start it without copy-on-read"), "{error}");
     let comma = dir.path().join("a,b.img").display().to_string();
     std::fs::copy(&image, &comma).unwrap();
     let written = comma.replace(',', ",,");
@@ -58,9 +74,9 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     let base = dir.path().join("base.qcow2");
     qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
     let own = Account::of(std::process::id()).unwrap();
-    let overlay = Running::of_device("d0", &base).overlay("one", &[]);
+    let mut overlay = Running::of_device("d0", &base).overlay("one", &[]);
     // A file system without hard links.
-    let link = || Running::of_device("d0", &base).make(&overlay, &own).unwrap_err();
+    let link = || Running::of_device("d0", &base).make(&mut overlay, &own).unwrap_err();
     let error = kmem::testing::refusing(libc::SYS_linkat, None, libc::EPERM, link);
     assert!(matches!(error, DiskError::Link { .. }), "{error}");
     assert!(error.to_string().contains("put it on a file system with hard links"), "{error}");
@@ -71,7 +87,7 @@ fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
     let next = Running::of_device("d0", &base).first_overlay("one", &[]);
     assert_eq!((named(&overlay), named(&next)), (own_name.into(), "base.one-1.qcow2".into()));
     let disk = Running { raw: true, ..Running::of_device("d0", Path::new("/nonexistent/disk")) };
-    let nowhere = disk.make(&disk.overlay("one", &[]), &own).unwrap_err();
+    let nowhere = disk.make(&mut disk.overlay("one", &[]), &own).unwrap_err();
     assert!(matches!(nowhere, DiskError::Make { .. }), "{nowhere}");
     assert!(nowhere.to_string().starts_with("cannot make the image /"), "{nowhere}");
 }
@@ -82,9 +98,9 @@ fn two_disks_with_one_stem_get_two_names() {
     let disks = ["vm.a", "vm.b", "vm.c"].map(|name| Running::of_device(name, &dir.path().join(name)));
     disks.iter().for_each(|disk| qcow2::create(&disk.image, 1 << 20, None, 0o600).unwrap());
     std::fs::write(dir.path().join("vm.one.qcow2"), "another's").unwrap();
-    let all = overlays(&disks, |disk, others| disk.first_overlay("one", others));
+    let mut all = overlays(&disks, |disk, others| disk.first_overlay("one", others));
     let own = Account::of(std::process::id()).unwrap();
-    disks.iter().zip(&all).for_each(|(disk, overlay)| disk.make(overlay, &own).unwrap());
+    disks.iter().zip(&mut all).for_each(|(disk, overlay)| disk.make(overlay, &own).unwrap());
     let names = all.iter().map(|overlay| overlay.stored().file_name().unwrap().to_str().unwrap());
     assert_eq!(names.collect::<Vec<_>>(), [1, 2, 3].map(|again| format!("vm.one-{again}.qcow2")));
 }
@@ -106,10 +122,33 @@ fn a_disk_that_is_another_by_now_or_that_qemu_would_still_write_to_is_not_covere
     for mut qemu in [says("over-it", 1 << 20), says("n", 2 << 20), fake::qemu(|_| json!([]))] {
         assert!(matches!(ensure_same(&disks, &mut qemu), Err(DiskError::Changed)));
     }
-    let overlay = disks[0].overlay("one", &[]);
-    disks[0].make(&overlay, &Account::of(std::process::id()).unwrap()).unwrap();
+    let mut overlay = disks[0].overlay("one", &[]);
+    disks[0].make(&mut overlay, &Account::of(std::process::id()).unwrap()).unwrap();
     let error = disks[0].cover(&mut says("n", 1 << 20), &overlay).unwrap_err();
     assert!(matches!(error, DiskError::Written { .. }), "{error}");
     drop(written);
     disks[0].cover(&mut says("n", 1 << 20), &overlay).unwrap();
+}
+
+#[test]
+fn a_failed_save_removes_the_copy_that_it_made_and_no_other_file_of_that_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (own, image) = (Account::of(std::process::id()).unwrap(), dir.path().join("web.img"));
+    std::fs::write(&image, "raw").unwrap();
+    let disk = Running { raw: true, ..Running::of_device("d0", &image) };
+    let mut copy = disk.overlay("one", &[]);
+    let undo = |copy: &Overlay| copy.undo(&mut fake::qemu(|_| json!([])), &|_| {}).unwrap();
+    // Meanwhile another save took the name.
+    std::fs::write(&copy.image, "another's").unwrap();
+    disk.make(&mut copy, &own).unwrap_err();
+    undo(&copy);
+    copy.end();
+    std::fs::remove_file(&copy.image).unwrap();
+    disk.make(&mut copy, &own).unwrap();
+    let open = std::fs::File::open(&copy.image).unwrap();
+    undo(&copy);
+    assert!(copy.image.exists(), "QEMU has it");
+    drop(open);
+    undo(&copy);
+    assert!(!copy.image.exists());
 }

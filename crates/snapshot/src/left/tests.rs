@@ -32,7 +32,7 @@ impl Fixture {
     /// A snapshot with this image.
     fn snapshot(&self, image: &Path) -> Description {
         let word = self.images.join("disk.qcow2").display().to_string();
-        let mut disk = Disk { word, image: image.into(), raw: false, layers: Vec::new() };
+        let mut disk = Disk { word, image: image.into(), ..Disk::default() };
         disk.layers = disk.layers_by_headers().unwrap();
         Description { disks: vec![disk], ..Description::default() }
     }
@@ -61,7 +61,12 @@ fn the_image_of_a_removed_snapshot_is_named_with_the_snapshot_that_needs_it() {
     old.disks[0].layers.clear();
     assert_eq!(at.left(&[&one], &[("old", Some(&old))]), needed("old"));
     // Nothing is said of those below it.
-    assert_eq!(at.left(&[&two], &[]), [(second, None)]);
+    assert_eq!(at.left(&[&two], &[]), [(second.clone(), None)]);
+    // But if its guest was halted twice.
+    let mut twice = two.clone();
+    twice.disks[0].own = 2;
+    let below = twice.disks[0].layers[1].image.clone();
+    assert_eq!(at.left(&[&twice], &[]), [(second, None), (below, None)]);
     std::fs::remove_file(&first).unwrap();
     assert_eq!(at.left(&[&one], &[]), []);
 }

@@ -7,6 +7,7 @@ use crate::disks::Running;
 use crate::monitor::Monitor;
 use crate::record::{Description, Disk, Layer};
 use crate::rights::{Asked, Untried};
+use crate::undo::{FINAL, Task};
 use guests::words::options;
 
 impl Guest {
@@ -51,5 +52,17 @@ impl Guest {
             Ok(port.is_open(qmp)? && Agent::connect(&directory.join(&port.socket), self.pid as u32)?.knows_vmgenid()?)
         };
         self.description.reseeds = asked(&mut self.qmp).unwrap_or(false);
+    }
+
+    /// Notes whether it runs: others who have a monitor may stop it, or let it go on, at any time.
+    pub(super) fn look(&mut self, task: &mut Task) -> Result<(), SaveError> {
+        match self.qmp.state()?.as_str() {
+            "running" => task.ran = true,
+            "paused" => task.ran = false,
+            // Of a migration QEMU is left in a state of its own, in which it wakes nobody.
+            state if state == "suspended" || FINAL.contains(&state) => return Err(SaveError::State(state.into())),
+            _ => {}
+        }
+        Ok(())
     }
 }

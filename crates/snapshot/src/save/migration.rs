@@ -40,6 +40,9 @@ const ROUNDS: u64 = 30;
 /// Capabilities that leave the stream as it is.
 const HARMLESS: [&str; 4] = [IGNORE_SHARED, PAUSES_FIRST, "events", "auto-converge"];
 
+/// What is done with a guest, who puts it back, and the stream that it has.
+type Whom<'a> = (&'a mut Task, &'a Guard, Option<&'a PipeReader>);
+
 /// Pages that were read: their numbers, which ascend, and their bytes.
 struct Batch {
     pages: Vec<u64>,
@@ -156,9 +159,9 @@ impl Guest {
     ) -> Result<Saved, SaveError> {
         self.refuse_capabilities()?;
         let downtime = self.settings()?["downtime-limit"].as_u64().unwrap_or(300);
-        let (task, guard) = (self.begin(options, Some(downtime))?, options.ram.guard);
+        let (mut task, guard) = (self.begin(options, Some(downtime))?, options.ram.guard);
         let addresses = vec![(self.ram.start as u64, self.ram.len as u64)];
-        let taken = self.migrate(options, &task, &mut writer, warn);
+        let taken = self.migrate(options, &mut task, &mut writer, warn);
         phases.end("migration");
         let taken = taken.and_then(|taken| self.reset(&task).map(|()| taken));
         self.finish(taken, task, guard, writer, addresses, warn)
@@ -176,22 +179,22 @@ impl Guest {
     fn migrate(
         &mut self,
         options: &Options<'_>,
-        task: &Task,
+        task: &mut Task,
         writer: &mut Writer<'_>,
         warn: &mut dyn FnMut(&Warning),
     ) -> Result<(Taken, Vec<u8>), SaveError> {
         writer.set_pages(self.ram.len / BLOCK);
-        self.make_images(&task.overlays)?;
+        self.make_images(task, options.ram.guard)?;
         let pause_ms = options.ram.max_pause.as_millis() as u64;
         self.qmp.set_capability(IGNORE_SHARED, Capability::On)?;
         self.qmp.set_capability(PAUSES_FIRST, Capability::On)?;
         let parameters = json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": pause_ms });
         self.qmp.execute("migrate-set-parameters", parameters)?;
         let (out, ram) = (self.pipe(task, options.ram.guard)?, self.ram.len as u64);
-        let (flow, (to, from)) = (Flow::default(), channel());
+        let (flow, (to, from), again) = (Flow::default(), channel(), out.try_clone().map_err(SaveError::Stream)?);
         let (read, stored, driven) = std::thread::scope(|scope| {
             let reader = scope.spawn(|| read(out, ram, &flow, to));
-            let driver = scope.spawn(|| self.drive((task, options.ram.guard), &flow));
+            let driver = scope.spawn(|| self.drive((task, options.ram.guard, Some(&again)), &flow));
             let stored = store(from, &flow, writer, warn);
             let read = reader.join().unwrap_or_else(|panic| resume_unwind(panic));
             (read, stored, driver.join().unwrap_or_else(|panic| resume_unwind(panic)))
@@ -207,19 +210,20 @@ impl Guest {
     }
 
     /// Has QEMU send the guest; gives the pause, and the number of rounds.
-    fn drive(&mut self, whom: (&Task, &Guard), flow: &Flow) -> Result<(Duration, u64), SaveError> {
+    fn drive(&mut self, whom: Whom<'_>, flow: &Flow) -> Result<(Duration, u64), SaveError> {
+        let guard = whom.1;
         let driven = self.try_to_drive(whom, flow);
         if driven.is_err() {
             // The reader waits for an end that QEMU has not taken.
             let _ = self.qmp.execute("closefd", json!({ "fdname": PIPE }));
             let _ = self.qmp.execute("migrate_cancel", json!({}));
             // Its guard has let the guest go on, and ended the monitor's session.
-            whom.1.is_there()?;
+            guard.is_there()?;
         }
         driven
     }
 
-    fn try_to_drive(&mut self, (task, guard): (&Task, &Guard), flow: &Flow) -> Result<(Duration, u64), SaveError> {
+    fn try_to_drive(&mut self, (task, guard, out): Whom<'_>, flow: &Flow) -> Result<(Duration, u64), SaveError> {
         // QEMU stops the guest by itself.
         guard.stands(guard::PROMISE)?;
         let mut begin = Instant::now();
@@ -230,7 +234,13 @@ impl Guest {
         self.qmp.execute("migrate", json!({ "uri": format!("fd:{PIPE}") }))?;
         let mut sent = Value::Null;
         let rounds = loop {
-            let (now, has_ended) = (Instant::now(), flow.stands.load(Ordering::Acquire));
+            let (now, ran, has_ended) = (Instant::now(), task.ran, flow.stands.load(Ordering::Acquire));
+            if !is_emulated {
+                self.look(task)?;
+            }
+            if task.ran != ran {
+                task.watch(guard, &self.qmp, &self.lock, out)?;
+            }
             let answer = self.qmp.execute("query-migrate", json!({}))?;
             let rounds = answer["ram"]["dirty-sync-count"].as_u64().unwrap_or(0);
             if answer["status"] == "pre-switchover" {

@@ -295,3 +295,55 @@ fn a_guest_whose_snapshot_may_be_there_keeps_the_images_over_its_disks() {
         (0..changes).flat_map(|change| [(change, false), (change, true)]).filter(|fails| outcome(Some(*fails)).1);
     assert!(kept.count() > 0, "some are there though their writes failed");
 }
+
+/// Whoever has another monitor may stop it, and let it go on, while it is stored.
+#[test]
+fn a_guest_goes_on_after_a_halt_if_it_ran_before_that() {
+    let outcome = |state: &'static str| {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let heard = told.clone();
+        let qmp = fake::qemu(move |asked| {
+            heard.lock().unwrap().push(asked.to_owned());
+            match asked {
+                "query-status" => json!({ "status": state }),
+                "query-migrate" => json!({ "status": "completed" }),
+                _ => json!({}),
+            }
+        });
+        let mut guest = Guest { qmp, ..guest(RUNS).unwrap() };
+        let (socket, pid, name) = ("/nonexistent/guest.qmp".into(), std::process::id() as i32, "one".into());
+        let ran = state == "paused";
+        let task = Task { socket, pid, ran, bandwidth: 0, overlays: Vec::new(), downtime: None };
+        let mut pausing = Pausing { guest: &mut guest, guard: &Guard::thread(), task, name, halts: 0, stream: None };
+        let halted = pausing.try_halt();
+        pausing.go_on().unwrap();
+        let told = told.lock().unwrap().clone();
+        let own = |command: &String| ["stop", "cont"].contains(&command.as_str());
+        halted.map(|()| told.into_iter().filter(own).collect::<Vec<String>>())
+    };
+    assert_eq!(outcome("running").unwrap(), ["stop", "cont"]);
+    assert_eq!(outcome("paused").unwrap(), [""; 0]);
+    let error = outcome("suspended").unwrap_err();
+    assert!(matches!(error, SaveError::State(_)), "{error}");
+}
+
+#[test]
+fn all_images_of_a_guest_that_was_halted_twice_are_protected_and_counted() {
+    let (dir, own) = (tempfile::tempdir().unwrap(), std::process::id());
+    let live = dir.path().join("disk.qcow2");
+    crate::qcow2::create(&live, 1 << 20, None, 0o600).unwrap();
+    let qmp = fake::qemu(|asked| if asked == "query-block" { json!([{ "inserted": {} }]) } else { json!({}) });
+    let mut guest = Guest { qmp, disks: vec![Running::of_device("d0", &live)], ..guest(RUNS).unwrap() };
+    let (socket, pid) = ("/nonexistent/guest.qmp".into(), own as i32);
+    let mut task = Task { socket, pid, ran: false, bandwidth: 0, overlays: Vec::new(), downtime: None };
+    for _ in 0..2 {
+        let mut overlay = guest.disks[0].overlay("one", &task.overlays);
+        guest.disks[0].make(&mut overlay, &Account::of(own).unwrap()).unwrap();
+        guest.cover(&[overlay.clone()]).unwrap();
+        task.overlays.push(overlay);
+    }
+    guest.reset(&task).unwrap();
+    assert_eq!((guest.description.disks[0].own, guest.description.disks[0].layers.len()), (2, 2));
+    let mode = |overlay: &Overlay| std::fs::metadata(overlay.stored()).unwrap().permissions().mode() & 0o777;
+    assert_eq!(task.overlays.iter().map(mode).collect::<Vec<_>>(), [0o400; 2]);
+}

@@ -71,9 +71,9 @@ fn an_emulated_guest_stands_before_it_is_sent() {
                 asked => answer(RUNS, asked),
             }
         });
-        let (mut guest, task) = being_sent(qmp);
+        let (mut guest, mut task) = being_sent(qmp);
         all.lock().unwrap().clear();
-        guest.drive((&task, &Guard::thread()), &Default::default()).unwrap_err();
+        guest.drive((&mut task, &Guard::thread(), None), &Default::default()).unwrap_err();
         assert_eq!(all.lock().unwrap()[..expected.len()], *expected);
     }
 }
@@ -96,8 +96,9 @@ fn what_nobody_stores_any_more_is_sent_no_longer() {
         "query-migrate" => looks.lock().unwrap()(),
         asked => answer(RUNS, asked),
     });
-    let (mut guest, task) = being_sent(qmp);
-    let error = guest.drive((&task, &Guard::thread()), &Flow { stands: true.into(), ..Flow::default() }).unwrap_err();
+    let (mut guest, mut task) = being_sent(qmp);
+    let error =
+        guest.drive((&mut task, &Guard::thread(), None), &Flow { stands: true.into(), ..Flow::default() }).unwrap_err();
     assert!(matches!(error, SaveError::Split(StreamError::Read(_))), "{error}");
 }
 
@@ -105,9 +106,29 @@ fn what_nobody_stores_any_more_is_sent_no_longer() {
 #[test]
 fn a_save_whose_guard_has_let_the_guest_go_on_says_so() {
     let guard = Guard::start(&["true".into()]).unwrap();
-    let (mut guest, task) = being_sent(fake::qemu(|asked| answer(RUNS, asked)));
+    let (mut guest, mut task) = being_sent(fake::qemu(|asked| answer(RUNS, asked)));
     // The guard ends.
     while guard.is_there().is_ok() {}
-    let error = guest.drive((&task, &guard), &Flow::default()).unwrap_err();
+    let error = guest.drive((&mut task, &guard, None), &Flow::default()).unwrap_err();
     assert!(matches!(error, SaveError::Guard(guard::GuardError::LetGo)), "{error}");
+}
+
+#[test]
+fn a_guest_that_another_client_stops_while_it_is_sent_does_not_go_on() {
+    let all = Arc::new(Mutex::new(Vec::new()));
+    let heard = all.clone();
+    let qmp = fake::qemu(move |asked| {
+        let mut heard = heard.lock().unwrap();
+        heard.push(asked.to_owned());
+        let was_told = |command: &str| heard.iter().any(|told| told == command);
+        match asked {
+            "query-kvm" => json!({ "enabled": true }),
+            "query-migrate" if was_told("migrate-continue") => json!({ "status": "completed" }),
+            "query-migrate" if was_told("migrate") => json!({ "status": "pre-switchover" }),
+            asked => answer(RUNS, asked),
+        }
+    });
+    let (mut guest, mut task) = being_sent(qmp);
+    guest.drive((&mut task, &Guard::thread(), None), &Flow::default()).unwrap();
+    assert!(!task.ran && !all.lock().unwrap().contains(&"cont".to_owned()));
 }

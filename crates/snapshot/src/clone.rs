@@ -35,7 +35,7 @@ use crate::prepare::{CLONE, START, memory, monitor_words, ram_words};
 use crate::qcow2;
 use crate::record::{Description, Layer, Record};
 use crate::rights::Rights;
-use directory::{hand_over, new_directory, tail};
+use directory::{begin_in, hand_over, new_directory, tail};
 use own::Maps;
 use process::spawn_without_huge_pages;
 use rewrite::{overlay, reached_from_here, rewrite};
@@ -352,7 +352,7 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
     }
     // Else a name without a slash would be a file of the record's choice.
     let place = if options.rights.is_confined { directory } else { &description.directory };
-    command.args(&words).current_dir(place);
+    let _place = begin_in(command.args(&words), &options.rights.account, &[place, directory]).map_err(monitor)?;
     if let Some(log) = log {
         let both = log.try_clone().map_err(monitor)?;
         command.stdin(Stdio::null()).stdout(log).stderr(both);

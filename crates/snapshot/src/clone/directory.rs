@@ -2,8 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
 
@@ -30,6 +32,16 @@ pub(super) fn hand_over(directory: &Path, account: &Account) -> Result<(), Clone
     }
     let enter = |source| CloneError::Enter { directory: directory.into(), uid: account.uid, source };
     account.with_files(open).map(drop).map_err(enter)
+}
+
+/// Has a command's program begin in the first of these directories that its account reaches: by
+/// their names root could be led elsewhere. What it gives is dropped when the program has started.
+pub(super) fn begin_in(command: &mut Command, account: &Account, all: &[&Path]) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = |path: &&Path| rustix::fs::open(*path, flags, Mode::empty()).ok();
+    let place = account.with_files(|| all.iter().find_map(open).ok_or(io::ErrorKind::PermissionDenied.into()))?;
+    command.current_dir(format!("/proc/self/fd/{}", place.as_raw_fd()));
+    Ok(place)
 }
 
 fn open(directory: &Path) -> io::Result<File> {

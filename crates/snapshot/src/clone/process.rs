@@ -6,7 +6,11 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use kmem::pidfd::PidFd;
+use kmem::procfs::Stat;
 use rustix::event::{PollFd, PollFlags, poll};
+
+/// Fields of a process's `stat`, by their numbers in proc_pid_stat(5).
+const PARENT: usize = 4;
 
 /// A clone's process.
 #[derive(Debug)]
@@ -30,12 +34,15 @@ impl Process {
         Ok(Self { pid: child.id(), fd, child: Some(child) })
     }
 
-    /// Another's child, with a descriptor that is its own.
-    pub(super) fn other(fd: PidFd) -> io::Result<Self> {
+    /// A child of this process. Who gives the descriptor may be another account's, and it is
+    /// killed by it: so it can be no other process's.
+    pub(super) fn of_parent(parent: u32, fd: PidFd) -> io::Result<Self> {
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd()))?;
         let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<u32>().ok());
         // None, 0 or -1: it has ended.
-        Ok(Self { pid: number.filter(|&pid| pid > 0).ok_or(io::ErrorKind::NotFound)?, fd, child: None })
+        let pid = number.filter(|&pid| pid > 0).ok_or(io::ErrorKind::NotFound)?;
+        let is_child = Stat::of(Some(pid as i32))?.field(PARENT)? == u64::from(parent);
+        if is_child { Ok(Self { pid, fd, child: None }) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     }
 
     /// Its number.

@@ -1,8 +1,10 @@
 //! Where the daemon's sockets and the agent's library are.
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// The directory of the system's daemon.
 const SYSTEM: &str = "/run/pageone";
@@ -42,20 +44,21 @@ pub(crate) fn candidates(dir: Option<PathBuf>) -> Vec<PathBuf> {
 }
 
 /// Checks that a directory belongs to this user or to root and that no other user can write to it:
-/// a directory under /tmp could be anyone's. One that does not exist passes.
-pub(crate) fn check_owner(dir: &Path) -> Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    let Ok(meta) = std::fs::symlink_metadata(dir) else {
-        return Ok(());
-    };
-    if !meta.is_dir() || (meta.uid() != uid() && meta.uid() != 0) || meta.mode() & 0o022 != 0 {
-        bail!(
-            "{} is not safe to use: it must be a directory of yours (or root's) that no other user can write to: \
-             chmod go-w it, or name another directory with --dir",
-            dir.display()
-        );
-    }
+/// a directory under /tmp could be anyone's. One that does not exist passes. `option`
+/// names it.
+pub(crate) fn check_owner(dir: &Path, option: &str) -> Result<()> {
+    std::fs::symlink_metadata(dir).map_or(Ok(()), |meta| check(dir, &meta, option))
+}
+
+fn check(dir: &Path, meta: &Metadata, option: &str) -> Result<()> {
+    let says = "it must be a directory of yours (or root's) that no other user can write to: chmod go-w it, or name \
+                another directory with";
+    ensure!(meta.is_dir() && is_safe(meta), "{} is not safe to use: {says} {option}", dir.display());
     Ok(())
+}
+
+fn is_safe(meta: &Metadata) -> bool {
+    (meta.uid() == uid() || meta.uid() == 0) && meta.mode() & 0o022 == 0
 }
 
 /// Makes a directory of this user, where it is missing.
@@ -76,7 +79,6 @@ fn make_own(dir: &Path) -> Result<()> {
 /// is a link.
 pub(crate) fn open_own(dir: &Path, name: &str) -> Result<std::fs::File> {
     use rustix::fs::{Mode, OFlags};
-    use std::os::unix::fs::MetadataExt;
     let path = dir.join(name);
     make_own(dir)?;
     let cannot = || format!("cannot write {}", path.display());
@@ -84,14 +86,7 @@ pub(crate) fn open_own(dir: &Path, name: &str) -> Result<std::fs::File> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(dir, flags, Mode::empty()).with_context(cannot)?;
     let directory = std::fs::File::from(opened);
-    let is_safe = |meta: &std::fs::Metadata| (meta.uid() == uid() || meta.uid() == 0) && meta.mode() & 0o022 == 0;
-    if !is_safe(&directory.metadata().with_context(cannot)?) {
-        bail!(
-            "{} is not safe to use: it must be a directory of yours (or root's) that no other user can write to: \
-             chmod go-w it, or name another directory with --dir",
-            dir.display()
-        );
-    }
+    check(dir, &directory.metadata().with_context(cannot)?, "--dir")?;
     let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&directory, name, flags, Mode::RUSR | Mode::WUSR).with_context(cannot)?;
     let file = std::fs::File::from(file);
@@ -114,7 +109,7 @@ fn notes(dir: Option<&Path>) -> Result<PathBuf> {
     use std::os::unix::fs::MetadataExt;
     let is_own = |dir: &&Path| std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid());
     let dir = dir.filter(is_own).map_or_else(own_directory, Path::to_owned);
-    check_owner(&dir)?;
+    check_owner(&dir, "--dir")?;
     Ok(dir.join("stopped"))
 }
 
@@ -202,7 +197,7 @@ mod tests {
             error(&own, "log").contains("is not safe to use: it must be a directory of yours"),
             "anybody can write"
         );
-        assert!(check_owner(&own).unwrap_err().to_string().contains("is not safe to use"));
+        assert!(check_owner(&own, "--files").unwrap_err().to_string().ends_with("directory with --files"));
         assert_eq!(std::fs::read(&target).unwrap(), b"");
     }
 }

@@ -21,9 +21,6 @@ pub(crate) fn serve() -> Option<Arguments> {
     // SAFETY: the variable names a descriptor that was left for this library. The program, which
     // could use it, has not begun.
     let socket = Conn::from_fd(unsafe { OwnedFd::from_raw_fd(number) });
-    // The kernel reaps copies that end: nobody asks for their status.
-    // SAFETY: the process has one thread, and ignores a signal from now on.
-    let before = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // Of several threads fork(2) copies one.
     let is_alone = procfs::threads(std::process::id() as i32).is_ok_and(|threads| threads.len() == 1);
     if !is_alone || socket.send(&[LOADED], &[]).is_err() {
@@ -44,13 +41,11 @@ pub(crate) fn serve() -> Option<Arguments> {
             Ok(Some(1)) if bytes[0] == COPY && fds.len() >= 2 => {
                 let rest = fds.split_off(2);
                 let [start, answer] = [fds.remove(0), fds.remove(0)];
+                // Nobody waits for it, so that the command can read how it has ended.
                 // SAFETY: the process has one thread, so the copy has all of it.
                 match unsafe { libc::fork() } {
                     0 => {
                         drop((socket, asked, files));
-                        // SAFETY: the process has one thread, and the program has not begun: it
-                        // finds what it would have without this library.
-                        unsafe { libc::signal(libc::SIGCHLD, before) };
                         return Some(begin(start, answer, asks, rest));
                     }
                     -1 => refuse(&Conn::from_fd(answer), &io::Error::last_os_error()),

@@ -32,7 +32,7 @@ pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
     start_log(&args);
     let mut config = args.read(Some(file::PATIENCE))?;
     config.directory = dir.unwrap_or_else(paths::own_directory);
-    paths::check_owner(&config.directory)?;
+    paths::check_owner(&config.directory, "--dir")?;
     raise_descriptor_limit();
 
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot catch signals")?;

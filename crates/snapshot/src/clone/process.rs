@@ -2,15 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::{Child, Command};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use kmem::pidfd::PidFd;
 use kmem::procfs::Stat;
 use rustix::event::{PollFd, PollFlags, poll};
-
-/// Fields of a process's `stat`, by their numbers in proc_pid_stat(5).
-const PARENT: usize = 4;
 
 /// A clone's process.
 #[derive(Debug)]
@@ -41,7 +39,7 @@ impl Process {
         let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<u32>().ok());
         // None, 0 or -1: it has ended.
         let pid = number.filter(|&pid| pid > 0).ok_or(io::ErrorKind::NotFound)?;
-        let is_child = Stat::of(Some(pid as i32))?.field(PARENT)? == u64::from(parent);
+        let is_child = Stat::of(Some(pid as i32))?.field(4)? == u64::from(parent);
         if is_child { Ok(Self { pid, fd, child: None }) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     }
 
@@ -50,12 +48,14 @@ impl Process {
         self.pid
     }
 
-    /// Whether it has ended.
-    pub fn has_ended(&mut self) -> bool {
-        self.fd.has_exited() && {
-            let _ = self.child.as_mut().map(Child::try_wait);
-            true
-        }
+    /// How it has ended, as far as that is known. `None`: it runs.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let code = |pid| Stat::of(Some(pid)).and_then(|stat| stat.field(52));
+        self.fd.has_exited().then(|| match &mut self.child {
+            Some(child) => child.try_wait().ok().flatten().unwrap_or_default(),
+            // Its parent, which does not wait for it, may be gone.
+            None => ExitStatus::from_raw(code(self.pid as i32).unwrap_or_default() as i32),
+        })
     }
 
     /// Sends it a signal, unless it has ended.
@@ -91,4 +91,19 @@ pub(super) fn spawn_without_huge_pages(command: &mut Command) -> io::Result<Chil
 pub(super) fn readable(fd: impl AsFd, within: Duration) -> bool {
     let within = within.try_into().ok();
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], within.as_ref()).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_process_has_started_is_not_taken() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let taken = |parent| Process::of_parent(parent, PidFd::open(child.id() as i32)?).map(|one| one.pid);
+        let (own, others) = (taken(std::process::id()), taken(1));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((own.unwrap(), others.unwrap_err().kind()), (child.id(), io::ErrorKind::PermissionDenied));
+    }
 }

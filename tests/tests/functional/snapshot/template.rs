@@ -122,15 +122,21 @@ fn where_qemu_cannot_be_copied_each_clone_loads_it() {
     let mut run =
         place.command(&["snapshot", "run", "store", "one", "--count", "2", "--same-random", "--files", &files, "--rm"]);
     let mut run = run.env("PAGEONE_AGENT", &agent).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let lines: Vec<_> = BufReader::new(run.stderr.take().unwrap()).lines().map_while(Result::ok).take(3).collect();
+    let mut said = BufReader::new(run.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let lines: Vec<_> = said.by_ref().take(3).collect();
     let why = "pageone: each guest loads QEMU for itself: libpageone_template.so is not beside the agent's library";
     assert_eq!(lines[0], why, "{lines:?}");
     let pid = |line: &String| line.strip_prefix("pageone: guest ")?.split(' ').next()?.parse::<i32>().ok();
     let pids: Vec<i32> = lines[1..].iter().filter_map(pid).collect();
     assert_eq!(pids.len(), 2, "{lines:?}");
+    assert!(said.next().unwrap().contains("of 2 guests the clock stands at the snapshot's time"));
+    e2e::signal_process(pids[0], libc::SIGSEGV);
+    let line = said.next().unwrap();
+    assert!(line.starts_with(&format!("pageone: guest {} has ended, signal: 11 (SIGSEGV)", pids[0])), "{line}");
     // Nobody reads what it says any more. It still ends its guests.
+    drop(said);
     e2e::signal_process(run.id() as i32, libc::SIGTERM);
-    assert!(run.wait().unwrap().success());
+    assert_eq!(run.wait().unwrap().code(), Some(1));
     assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}/maps")).exists()), "they are ended");
     // Without the library the program says its version, and ends.
     let template = Template::start(Path::new("/nonexistent"), Path::new("/bin/sh"), Path::new("/"), &rights()).unwrap();
@@ -149,12 +155,13 @@ fn a_copy_has_its_words_and_descriptors_or_there_is_none() {
     let words = |script: &str| ["sh", "-c", script, "zero", "a word", ""].map(Into::into);
     // It does not end before its process is known.
     let (begin, begins) = std::io::pipe().unwrap();
-    let script = "read none; pwd; echo \"$0:$1:$2:$#\"; tr '\\0' , < /proc/$$/cmdline; env | grep -c -e PAGEONE_TEMPLATE -e LD_PRELOAD -e LD_BIND; echo nine >&9";
+    let script = "read none; pwd; echo \"$0:$1:$2:$#\"; tr '\\0' , < /proc/$$/cmdline; env | grep -c -e PAGEONE_TEMPLATE -e LD_PRELOAD -e LD_BIND; echo nine >&9; exit 3";
     let (out, nine) = (file("out"), file("nine"));
     let given = [(begin.as_fd(), 0), (out.as_fd(), 1), (nine.as_fd(), 9)];
     let mut copy = template.copy(&words(script), &given).unwrap();
     drop(begins);
-    eventually("it ends", Duration::from_secs(20), || copy.has_ended().then_some(()));
+    let how = eventually("it ends", Duration::from_secs(20), || copy.ended());
+    assert_eq!(how.code(), Some(3));
     let text = read_to_string(dir.path().join("out")).unwrap();
     let expected = format!("{}\nzero:a word::2\nsh,-c,{script},zero,a word,,0\n", dir.path().display());
     assert_eq!(text, expected);
@@ -167,11 +174,11 @@ fn a_copy_has_its_words_and_descriptors_or_there_is_none() {
     assert!(refused(&words("exit"), taken.as_raw_fd()).unwrap_err().to_string().contains("exists"));
     // It makes copies still, and one that ends leaves nothing behind.
     let mut last = template.copy(&words("exec sleep 1000"), &[]).unwrap();
-    assert!(!last.has_ended());
+    assert!(last.ended().is_none());
     drop(template);
-    assert!(!last.has_ended(), "it does not need the template");
+    assert!(last.ended().is_none(), "it does not need the template");
     last.kill();
-    assert!(last.has_ended());
+    assert!(last.ended().is_some());
 }
 
 #[test]
@@ -187,7 +194,7 @@ fn a_file_that_copies_read_is_mapped_into_large_buffers_of_malloc_and_nowhere_el
         let out = File::create(dir.path().join("out")).unwrap();
         let words = [client.clone().into(), "fread".into(), path.clone().into()];
         let mut copy = template.copy(&words, &[(out.as_fd(), 1), (out.as_fd(), 2)]).unwrap();
-        eventually("it ends", Duration::from_secs(20), || copy.has_ended().then_some(()));
+        eventually("it ends", Duration::from_secs(20), || copy.ended());
         let text = read_to_string(dir.path().join("out")).unwrap();
         assert_eq!(text, "mapped [true, true, false, false]\nok\n", "{round}");
     }

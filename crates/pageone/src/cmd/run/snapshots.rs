@@ -25,7 +25,7 @@ pub(super) fn prepare(command: &mut Command, program: &[OsString], dir: Option<P
     // Whoever may connect to a guest's monitor controls it.
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&own);
     made.with_context(|| format!("cannot create {}", own.display()))?;
-    paths::check_owner(&own)?;
+    paths::check_owner(&own, "--dir")?;
     sweep(&own);
     let socket = own.join(format!("{}.qmp", std::process::id()));
     let prepared = snapshot::prepare(Path::new(&program[0]), &words, &socket)?;

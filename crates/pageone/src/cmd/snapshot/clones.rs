@@ -6,13 +6,14 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use checkpoint::{Catalog, Checkpoint, Image, ReadError};
 use control::units::counted;
 use kmem::ksm::{self, Ksm};
@@ -180,7 +181,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let directories = new_directories(&files, &args.snapshot.name, args.count);
     let start = || start_all(&options, &directories, &working_set, args.json);
     let (mut clones, failed) = watch.during(start).unwrap_or_else(|| (Vec::new(), vec![panicked()]));
-    wait(&mut clones, &ends, &mut watch, &mut source);
+    let crashed = wait(&mut clones, &ends, &mut watch, &mut source);
     drop(held);
     if args.rm {
         directories.iter().for_each(|directory| remove(directory));
@@ -189,6 +190,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     match failed.into_iter().next() {
         Some(error) if count == 1 => Err(error),
         Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
+        None if crashed > 0 => bail!("{} failed", counted(crashed, "guest")),
         None => Ok(()),
     }
 }
@@ -349,7 +351,7 @@ pub(super) fn directory(files: Option<&Path>, of: &Which) -> Result<PathBuf> {
     // Guests may be of other accounts, which must get to their own.
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o711).create(&files);
     made.with_context(|| format!("cannot create {}", files.display()))?;
-    paths::check_owner(&files)?;
+    paths::check_owner(&files, "--files")?;
     Ok(files)
 }
 
@@ -441,19 +443,29 @@ impl Watch {
     }
 }
 
-/// Waits until all clones have ended. After a signal it ends them.
-fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch, source: &mut Source) {
-    let mut told = false;
-    while clones.iter_mut().any(|clone| !clone.process.has_ended()) {
+/// Waits until all clones have ended. After a signal it ends them. Says how those have ended that
+/// failed, and gives their number.
+fn wait(clones: &mut Vec<Clone>, ends: &AtomicBool, watch: &mut Watch, source: &mut Source) -> usize {
+    let (mut told, mut failed) = (false, 0);
+    while !clones.is_empty() {
         if ends.load(Ordering::Relaxed) && !std::mem::replace(&mut told, true) {
             clones.iter().for_each(|clone| clone.process.signal(SIGTERM));
         }
+        clones.retain_mut(|clone| {
+            let Some(status) = clone.process.ended() else { return true };
+            if !(status.success() || told && status.signal() == Some(SIGTERM)) {
+                output::note!("guest {} has ended, {status}", clone.process.id());
+                failed += 1;
+            }
+            false
+        });
         watch.look();
         if let Source::Segments(segments, _) = source {
             segments.watch();
         }
         std::thread::sleep(NAP);
     }
+    failed
 }
 
 #[cfg(test)]

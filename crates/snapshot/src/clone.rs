@@ -125,6 +125,13 @@ pub struct Options<'a> {
     pub template: Option<&'a Template>,
 }
 
+impl<'a> Options<'a> {
+    /// How one is started that nobody is to hear of.
+    pub fn passing(record: &'a Record, rights: &'a Rights, ram: Ram<'a>) -> Self {
+        Self { record, rights, extra: &[], force: false, attached: false, ram, links: Links::Down, template: None }
+    }
+}
+
 /// Whether a clone's network cards have a link. As it goes on it announces its source's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {

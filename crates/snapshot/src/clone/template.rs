@@ -49,8 +49,7 @@ impl Template {
         }
         let mut command = rights.command(program);
         // A program without the library ends at once.
-        command.arg("--version");
-        let _place = begin_in(&mut command, &rights.account, &[directory])?;
+        let _place = begin_in(command.arg("--version"), &rights.account, &[directory])?;
         command.env("LD_PRELOAD", preload).env("LD_BIND_NOW", "1");
         command.env(ENV_TEMPLATE, theirs.as_fd().as_raw_fd().to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -104,30 +103,5 @@ impl Drop for Template {
         // It has begun nothing. Its copies are others.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Who is of its account can answer in its place.
-    #[test]
-    fn what_is_no_child_of_the_template_is_no_clone() {
-        let sleep = || std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let ((socket, theirs), mut other) = (Conn::pair().unwrap(), sleep());
-        let template = Template { socket, child: sleep(), environment: Vec::new() };
-        let answer = || {
-            let (mut fds, process) = (Vec::new(), PidFd::open(other.id() as i32).unwrap());
-            assert!(readable(&theirs, PATIENCE) && theirs.recv(&mut [0], &mut fds).unwrap().is_some());
-            Conn::from_fd(fds.remove(1)).send(&[RUNS], &[process.as_fd()]).unwrap();
-        };
-        let copied = std::thread::scope(|scope| {
-            scope.spawn(answer);
-            template.copy(&["sleep".into()], &[])
-        });
-        other.kill().unwrap();
-        other.wait().unwrap();
-        assert_eq!(copied.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 }

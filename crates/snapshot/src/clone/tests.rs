@@ -23,16 +23,7 @@ fn what_keeps_a_clone_from_starting_is_said() {
         let record = Record { description, stream: Vec::new() };
         let extra: Vec<String> = extra.iter().copied().map(String::from).collect();
         let (ram, rights) = (Ram::Shared(&ram), Rights::own().unwrap());
-        let options = Options {
-            record: &record,
-            rights: &rights,
-            ram,
-            extra: &extra,
-            force: false,
-            attached: false,
-            links: Links::Kept,
-            template: None,
-        };
+        let options = Options { extra: &extra, ..Options::passing(&record, &rights, ram) };
         start(&options, &dir.path().join(name)).map(drop).unwrap_err()
     };
     let error = refused("sh", &image, "a", &["-m", "128"]);

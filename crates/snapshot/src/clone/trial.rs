@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::directory::{Passing, hand_over, new_directory, tail};
 use super::rewrite::overlay;
-use super::{CloneError, Links, Options, Ram, check_image, make, run_error, spawn};
+use super::{CloneError, Options, Ram, check_image, make, run_error, spawn};
 use crate::disks::named;
 use crate::facts::Facts;
 use crate::monitor::{Monitor, MonitorError};
@@ -62,18 +62,8 @@ fn run_in(description: Description, media: &[String], rights: &Rights, directory
     rights.account.with_files(|| Ok(images())).map_err(make(directory))??;
     let record = Record { description, stream: Vec::new() };
     let description = &record.description;
-    let ram = prepare::Ram::empty(description.facts.ram).map_err(make(Path::new("memory")))?;
-    let ram = File::from(ram.fd);
-    let options = Options {
-        record: &record,
-        rights,
-        ram: Ram::Tried(&ram),
-        extra: &[],
-        force: false,
-        attached: false,
-        links: Links::Down,
-        template: None,
-    };
+    let ram = File::from(prepare::Ram::empty(description.facts.ram).map_err(make(Path::new("memory")))?.fd);
+    let options = Options::passing(&record, rights, Ram::Tried(&ram));
     let log = directory.join("output.log");
     let (mut process, monitor, _) = spawn(&options, directory, &log).map_err(run_error(description))?;
     let asked = Monitor::begin(monitor).and_then(|mut qmp| Ok((Facts::of(&mut qmp)?, self::media(&mut qmp)?)));

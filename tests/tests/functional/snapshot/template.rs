@@ -160,8 +160,7 @@ fn a_copy_has_its_words_and_descriptors_or_there_is_none() {
     let given = [(begin.as_fd(), 0), (out.as_fd(), 1), (nine.as_fd(), 9)];
     let mut copy = template.copy(&words(script), &given).unwrap();
     drop(begins);
-    let how = eventually("it ends", Duration::from_secs(20), || copy.ended());
-    assert_eq!(how.code(), Some(3));
+    assert_eq!(eventually("it ends", Duration::from_secs(20), || copy.ended()).code(), Some(3));
     let text = read_to_string(dir.path().join("out")).unwrap();
     let expected = format!("{}\nzero:a word::2\nsh,-c,{script},zero,a word,,0\n", dir.path().display());
     assert_eq!(text, expected);

@@ -57,6 +57,11 @@ fn snapshot(pool: &std::path::Path, words: &[&str]) -> Result<()> {
     super::run(&<Line as clap::Parser>::parse_from(all).command, None)
 }
 
+fn names(pool: &std::path::Path) -> Vec<String> {
+    let catalog = Catalog::open(&Pool::open(pool, mpool::OpenOptions::default()).unwrap()).unwrap();
+    catalog.checkpoints().iter().map(|c| c.name.clone()).collect()
+}
+
 /// Any tenant may call a guest as another's is called.
 #[test]
 fn prune_counts_the_guests_of_each_user_for_themselves() {
@@ -84,9 +89,7 @@ fn prune_counts_the_guests_of_each_user_for_themselves() {
     }
     drop((store, pool));
     snapshot(&path, &["prune", "--keep-last", "1"]).unwrap();
-    let pool = Pool::open(&path, mpool::OpenOptions::default()).unwrap();
-    let names: Vec<_> = Catalog::open(&pool).unwrap().checkpoints().iter().map(|c| c.name.clone()).collect();
-    assert_eq!(names, ["other", "inside", "late", "second"]);
+    assert_eq!(names(&path), ["other", "inside", "late", "second"]);
 }
 
 #[test]
@@ -96,25 +99,19 @@ fn one_damaged_snapshot_is_named_and_the_others_work() {
     let pool = Pool::create(&path, "test").unwrap();
     let store = Store::new(Catalog::open(&pool).unwrap());
     let words = ["-name", "web"].map(String::from).to_vec();
-    let (program, directory) = ("/q".into(), "/".into());
-    let facts = snapshot::Facts::default();
-    let description = snapshot::record::Description { program, directory, words, facts, ..Default::default() };
+    let description = Description { words, ..Description::default() };
     let good = Record { description, stream: Vec::new() }.encode();
     for (name, beside) in [("first", &good), ("bad", &b"damaged".to_vec()), ("second", &good), ("worse", &Vec::new())] {
         put(&store, name, Some(beside.clone()));
     }
     drop((store, pool));
-    let names = || -> Vec<String> {
-        let pool = Pool::open(&path, mpool::OpenOptions::default()).unwrap();
-        Catalog::open(&pool).unwrap().checkpoints().iter().map(|c| c.name.clone()).collect()
-    };
     snapshot(&path, &["ls"]).unwrap();
     snapshot(&path, &["prune", "--keep-last", "1"]).unwrap();
-    assert_eq!(names(), ["bad", "second", "worse"], "what is damaged stays");
+    assert_eq!(names(&path), ["bad", "second", "worse"], "what is damaged stays");
     let error = snapshot(&path, &["export", "bad"]).unwrap_err().to_string();
     assert_eq!(error, "cannot read snapshot bad");
     snapshot(&path, &["rm", "bad"]).unwrap();
-    assert_eq!(names(), ["second", "worse"]);
+    assert_eq!(names(&path), ["second", "worse"]);
 }
 
 #[test]

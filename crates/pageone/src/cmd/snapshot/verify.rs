@@ -11,7 +11,7 @@ use control::units::size;
 use mpool::{AlignedBuf, BLOCK};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use snapshot::clone::{Links, Options, Ram, check_image, start};
+use snapshot::clone::{Options, Ram, check_image, start};
 
 use super::Which;
 use super::clones::{self, AskedRights, Leased, Watch};
@@ -69,17 +69,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;
         let files = clones::directory(args.files.as_deref(), &args.snapshot)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
-        let ram = Ram::Shared(&ram);
-        let options = Options {
-            record: &record,
-            rights,
-            ram,
-            extra: &args.extra,
-            force: false,
-            attached: false,
-            links: Links::Down,
-            template: None,
-        };
+        let options = Options { extra: &args.extra, ..Options::passing(&record, rights, Ram::Shared(&ram)) };
         let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
         // A signal must not leave a guest and its server.
         let ends = Arc::new(AtomicUsize::new(0));

@@ -42,17 +42,10 @@ fn what_a_killed_process_left_is_swept_and_what_is_used_or_anothers_stays() {
 #[test]
 fn a_program_begins_where_its_account_can_go() {
     let dir = tempfile::tempdir().unwrap();
-    let (place, open) = (dir.path().join("place"), dir.path().join("closed/open"));
-    std::fs::create_dir_all(&open).unwrap();
-    std::fs::set_permissions(dir.path().join("closed"), PermissionsExt::from_mode(0o700)).unwrap();
-    std::os::unix::fs::symlink(&open, &place).unwrap();
-    let begins = |uid: u32| {
-        let (account, mut command) = (Account { uid, gid: uid, groups: vec![], capabilities: 0 }, Command::new("pwd"));
-        let _place = begin_in(&mut command, &account, &[&place, Path::new("/")]).unwrap();
-        String::from_utf8(command.output().unwrap().stdout).unwrap()
-    };
-    assert_eq!(begins(rustix::process::geteuid().as_raw()), format!("{}\n", open.display()));
-    if rustix::process::geteuid().is_root() {
-        assert_eq!(begins(65_534), "/\n");
-    }
+    let (open, mut command) = (dir.path().join("open"), Command::new("pwd"));
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let nobody = Account { uid: 65_534, gid: 65_534, groups: vec![], capabilities: 0 };
+    let _place = begin_in(&mut command, &nobody, &[&open, Path::new("/")]).unwrap();
+    assert_eq!(command.output().unwrap().stdout == b"/\n", rustix::process::geteuid().is_root());
 }

@@ -23,6 +23,6 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     if let Ok(record) = Record::decode(&bytes) {
         let again = Record::decode(&record.encode()).expect("what was written is read");
         assert!(again == record);
-        let _ = record.description.guest();
+        let _ = record.description.guest("a process");
     }
 });

@@ -43,7 +43,7 @@ use serde_json::Value;
 
 pub use alone::{apart, stand_alone};
 pub use first::First;
-pub use mark::Hold;
+pub use mark::{End, Hold};
 pub use serve::run;
 
 /// How long a guest stands at most without a beat, if nothing else is promised.
@@ -310,9 +310,14 @@ impl Guard {
 
 /// Puts back what commands have left that were killed together with their guards, as their notes in
 /// this directory say. `words` as for [`Guard::start`]; `hold`: what the guard is to hold until it
-/// has put back a [`Stopped::Qmp`]. Gives the processes, and whether each is put back already: a
-/// guard may be left to go on with that.
-pub fn mend(words: &[OsString], directory: &Path, hold: Hold<'_>) -> Vec<(i32, Result<bool, GuardError>)> {
+/// has put back a [`Stopped::Qmp`]; `end`: what is done when that one's process has ended. Gives
+/// the processes, and whether each is put back already: a guard may be left to go on with that.
+pub fn mend(
+    words: &[OsString],
+    directory: &Path,
+    hold: Hold<'_>,
+    end: End<'_>,
+) -> Vec<(i32, Result<bool, GuardError>)> {
     let one = |left: mark::Left| {
         let pid = left.watched[0].0;
         let mended = || {
@@ -333,7 +338,7 @@ pub fn mend(words: &[OsString], directory: &Path, hold: Hold<'_>) -> Vec<(i32, R
         };
         (pid, mended())
     };
-    mark::left(directory).into_iter().map(one).collect()
+    mark::left(directory, end).into_iter().map(one).collect()
 }
 
 impl Drop for Guard {

@@ -73,19 +73,20 @@ impl Mark {
 
 /// What was left, by the notes in a directory. Guards that are stopped while their commands are, or
 /// are gone, are continued. So is a stopped command whose guard is gone: it puts back by itself.
-pub(crate) fn left(directory: &Path) -> Vec<Left> {
+/// What QEMU's monitor cannot put back any more, since its process has ended, is given to `end`.
+pub(crate) fn left(directory: &Path, end: End<'_>) -> Vec<Left> {
     let all = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let is_made = |entry: &std::fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
-    all.filter(is_made).filter_map(|entry| look(entry.path())).collect()
+    all.filter(is_made).filter_map(|entry| look(entry.path(), end)).collect()
 }
 
-fn look(path: PathBuf) -> Option<Left> {
+fn look(path: PathBuf, end: End<'_>) -> Option<Left> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    read(File::from(rustix::fs::open(&path, flags, Mode::empty()).ok()?), path)
+    read(File::from(rustix::fs::open(&path, flags, Mode::empty()).ok()?), path, end)
 }
 
-fn read(file: File, path: PathBuf) -> Option<Left> {
+fn read(file: File, path: PathBuf, end: End<'_>) -> Option<Left> {
     let meta = file.metadata().ok()?;
     if !meta.is_file() || meta.uid() != rustix::process::geteuid().as_raw() {
         return None;
@@ -101,17 +102,22 @@ fn read(file: File, path: PathBuf) -> Option<Left> {
     let mark = Mark { file, path };
     let mut text = String::new();
     (&mark.file).take(MAX_NOTE).read_to_string(&mut text).ok()?;
-    let lives = |line: &str| {
-        let Line { pid, started, stopped } = serde_json::from_str(line).ok()?;
-        let process = PidFd::open(pid).ok()?;
-        (start_time(pid).ok()? == started).then_some((pid, process, stopped))
-    };
     // As a guard: of each kind the last.
-    let mut watched: Vec<(i32, PidFd, Stopped)> = Vec::new();
-    for one in text.lines().filter_map(lives) {
-        watched.retain(|(_, _, stopped)| rank(stopped) != rank(&one.2));
-        watched.push(one);
+    let mut lines: Vec<Line> = Vec::new();
+    for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
+        lines.retain(|one| rank(&one.stopped) != rank(&line.stopped));
+        lines.push(line);
     }
+    let lives = |Line { pid, started, stopped }| match (PidFd::open(pid), stopped) {
+        (Ok(process), stopped) if start_time(pid).is_ok_and(|now| now == started) => Some((pid, process, stopped)),
+        (Err(error), _) if error.raw_os_error() != Some(libc::ESRCH) => None,
+        (_, Stopped::Qmp(task)) => {
+            end(&task);
+            None
+        }
+        _ => None,
+    };
+    let watched: Vec<_> = lines.into_iter().filter_map(lives).collect();
     if watched.is_empty() {
         mark.remove();
     }
@@ -134,6 +140,9 @@ fn go_on(path: &Path) {
         }
     }
 }
+
+/// Ends what a task has begun, when its process has ended.
+pub type End<'a> = &'a dyn Fn(&Value);
 
 /// Descriptors that a task needs beside its process.
 pub type Hold<'a> = &'a dyn Fn(&Value) -> io::Result<Vec<OwnedFd>>;

@@ -317,7 +317,7 @@ fn mend(notes: &Path) -> Vec<bool> {
     unsafe { std::env::set_var(PID, "0") };
     let held = std::cell::Cell::new(false);
     let hold = |_: &Value| if held.replace(true) { Err(std::io::ErrorKind::WouldBlock.into()) } else { Ok(Vec::new()) };
-    let mended = guard::mend(&words("the_guard"), notes, &hold);
+    let mended = guard::mend(&words("the_guard"), notes, &hold, &|_| {});
     mended.into_iter().map(|(_, done)| done.unwrap()).collect()
 }
 
@@ -352,7 +352,7 @@ fn what_a_command_left_that_was_killed_with_its_guard_is_put_back_by_the_next_on
     assert_eq!(left(), 1);
     let mut tried = Vec::new();
     eventually("who tried it has let go of the note", || {
-        tried = guard::mend(&words("the_guard"), &notes, &|_| Err(std::io::ErrorKind::WouldBlock.into()));
+        tried = guard::mend(&words("the_guard"), &notes, &|_| Err(std::io::ErrorKind::WouldBlock.into()), &|_| {});
         !tried.is_empty()
     });
     assert_eq!(

@@ -137,7 +137,7 @@ pub(crate) fn guard(dir: Option<&Path>) -> Result<guard::Guard> {
 /// Puts back what commands have left that were killed together with their guards, and says so.
 pub(crate) fn mend(dir: Option<&Path>) {
     let Some((notes, words)) = notes(dir).ok().zip(guard_words().ok()) else { return };
-    for (pid, mended) in guard::mend(&words, &notes, &snapshot::lock_of) {
+    for (pid, mended) in guard::mend(&words, &notes, &snapshot::lock_of, &snapshot::end) {
         let outcome = match mended {
             Ok(true) => "it is put back, and goes on if it ran".into(),
             Ok(false) => "it is being put back".into(),

@@ -452,6 +452,19 @@ impl Overlay {
         }
     }
 
+    /// The same some time later. Over a base that was changed since, the image would show a mixture.
+    pub(crate) fn end_late(&self) {
+        match &self.names {
+            Some(names) if names.is_base_used() => output::note!(
+                "a guest has ended that wrote to {}, and {} was used since: each has what the other lacks; keep the one that \
+                 you need",
+                names.fresh.display(),
+                names.live.display()
+            ),
+            _ => self.end(),
+        }
+    }
+
     /// Takes away the names by which QEMU, process `pid`, knew the images below, and what was left
     /// of snapshots that were cut short.
     pub(crate) fn sweep(&self, pid: i32) {

@@ -45,4 +45,4 @@ pub use left::{Left, left};
 pub use monitor::MonitorError;
 pub use prepare::{PrepareError, Prepared, memory, prepare};
 pub use stream::StreamError;
-pub use undo::{UndoError, lock_of, put_back};
+pub use undo::{UndoError, end, lock_of, put_back};

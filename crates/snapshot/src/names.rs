@@ -20,7 +20,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, major, minor};
 use serde::{Deserialize, Serialize};
 
 use crate::qcow2;
@@ -143,13 +143,29 @@ impl Names {
     /// QEMU has ended: the definition's name is the new image's if that has anything, whether or
     /// not the base has it by now, and else the base's.
     pub(crate) fn end(&self) -> io::Result<()> {
-        let is_file = fs::symlink_metadata(&self.fresh).is_ok_and(|meta| meta.is_file());
-        if self.is_settled() || (is_file && !qcow2::is_empty(&self.fresh).unwrap_or(false)) {
+        if self.is_settled() || self.written().is_some() {
             return self.settle();
         }
         unless(io::ErrorKind::NotFound, self.let_write())?;
         self.remove();
         Ok(())
+    }
+
+    /// The new image without the definition's name, if it has anything.
+    fn written(&self) -> Option<Metadata> {
+        let is_empty = || qcow2::is_empty(&self.fresh).unwrap_or(false);
+        fs::symlink_metadata(&self.fresh).ok().filter(|meta| meta.is_file() && !is_empty())
+    }
+
+    /// Whether the definition's name is that of a base that somebody uses, or has written to since
+    /// something was written to the new image: a guest was started again.
+    pub(crate) fn is_base_used(&self) -> bool {
+        let (Some(new), Ok(live)) = (self.written(), fs::metadata(&self.live)) else { return false };
+        let written = |meta: &Metadata| (meta.mtime(), meta.mtime_nsec());
+        let name = format!("{:02x}:{:02x}:{}", major(live.dev()), minor(live.dev()), live.ino());
+        // QEMU locks what it has open.
+        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+        written(&live) > written(&new) || locks.lines().any(|line| line.split_whitespace().nth(5) == Some(&name))
     }
 
     /// Takes away the links by which QEMU, process `pid`, knew earlier images: it opens these no

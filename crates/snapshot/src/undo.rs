@@ -80,8 +80,11 @@ impl Task {
     /// images that it names must not be changed any more.
     pub(crate) fn leave_images(&self, guard: &Guard, qmp: &Monitor, lock: &Lock) -> Result<(), UndoError> {
         match (Self { overlays: Vec::new(), ..self.clone() }).watch(guard, qmp, lock, None) {
-            // It has ended meanwhile, and changes nothing any more.
-            Err(UndoError::Gone { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            // It has ended meanwhile, and changes nothing any more. The note must not, either.
+            Err(UndoError::Gone { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => {
+                guard.done();
+                Ok(())
+            }
             told => told,
         }
     }
@@ -181,6 +184,12 @@ pub fn put_back(task: &Value, is_gone: &dyn Fn() -> bool) -> bool {
         }
         std::thread::sleep((start.elapsed() / 8).clamp(PAUSE, LONGEST_PAUSE));
     }
+}
+
+/// Ends what a task has begun with a guest that has ended, and whose command and guard were killed.
+pub fn end(task: &Value) {
+    let overlays = Task::deserialize(task).map(|task| task.overlays).unwrap_or_default();
+    overlays.iter().for_each(Overlay::end_late);
 }
 
 /// What the guard is to hold while it puts back what a task says.

@@ -452,7 +452,8 @@ impl Overlay {
         }
     }
 
-    /// The same some time later. Over a base that was changed since, the image would show a mixture.
+    /// The same some time later. Over a base that was changed since, the image would show a
+    /// mixture.
     pub(crate) fn end_late(&self) {
         match &self.names {
             Some(names) if names.is_base_used() => output::note!(

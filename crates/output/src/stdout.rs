@@ -24,7 +24,7 @@ pub enum StdoutError {
     #[error("nobody reads standard output any more")]
     Closed,
     /// Any other failure, such as a full device.
-    #[error("what was done is done, but what is on standard output is cut short: it cannot be written")]
+    #[error("what was done is done, but its output is cut short: cannot write to standard output")]
     Failed(#[source] io::Error),
 }
 

@@ -203,7 +203,7 @@ fn the_guard_gives_threads_their_policy_back() {
     sched::go_first(pid).unwrap();
     signal_process(pid, libc::SIGSTOP);
     drop(guards);
-    assert_eq!((sched::policy(pid), sched::policy(own_pid)), (Ok(before), Ok(libc::SCHED_FIFO)));
+    assert_eq!((sched::policy(pid), sched::policy(own_pid)), (Ok(before), Ok(sched::FIRST)));
     e2e::eventually("it runs again", Duration::from_secs(5), || (!procfs::is_stopped(pid).unwrap()).then_some(()));
     for child in [&mut usual, &mut own] {
         child.kill().unwrap();

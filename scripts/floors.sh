@@ -135,6 +135,7 @@ crates/mpool/src/fuzzing.rs pools of the fuzzers
 crates/mpool/src/pool/registry.rs a pool's name
 crates/pageone/src/cmd/ksm/kept.rs notes in /run
 crates/pageone/src/reference.rs pages of the reference, in a test
+crates/snapshot/src/clone/directory.rs a clone's directory
 crates/snapshot/src/names.rs names of a guest's images
 crates/snapshot/src/qcow2.rs images beside a guest's, with their owner
 crates/snapshot/src/reflink.rs images beside a guest's, with their owner

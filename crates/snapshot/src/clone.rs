@@ -21,10 +21,11 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use kmem::account::end_with_caller;
 use rustix::io::FdFlags;
 use serde_json::json;
 
@@ -37,9 +38,10 @@ use crate::record::{Description, Layer, Record};
 use crate::rights::Rights;
 use directory::{begin_in, hand_over, new_directory, tail};
 use own::Maps;
-use process::spawn_without_huge_pages;
+use process::{ignore_huge_pages, spawn_without_huge_pages};
 use rewrite::{overlay, reached_from_here, rewrite};
 
+pub use directory::Passing;
 pub use images::check_image;
 pub(crate) use images::{check_layer, check_layers};
 pub use own::{Add, Own};
@@ -146,7 +148,9 @@ pub enum Links {
 pub enum Ram<'a> {
     /// A private mapping of this file, the snapshot's.
     Shared(&'a File),
-    /// The same, of one that is only tried, and ends with the thread that starts it.
+    /// The same, of one that ends with the thread that starts it.
+    Passing(&'a File),
+    /// The same, of one that is only tried.
     Tried(&'a File),
     /// Its own, from segments that its agent maps.
     Own(&'a Own<'a>),
@@ -319,7 +323,7 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
             let prepared = own.prepare(&mut command, bytes, directory).map_err(monitor)?;
             (prepared.words, prepared.inherited, Some(prepared.maps))
         }
-        Ram::Shared(ram) | Ram::Tried(ram) => {
+        Ram::Shared(ram) | Ram::Passing(ram) | Ram::Tried(ram) => {
             let ram = ram.as_fd().try_clone_to_owned().map_err(monitor)?;
             let mut words = ram_words(bytes, ram.as_raw_fd(), "off");
             if own::fits(directory) {
@@ -374,6 +378,10 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
             let child = command.spawn();
             drop(added);
             child
+        }
+        Ram::Passing(_) => {
+            ignore_huge_pages();
+            end_with_caller(&mut command).and_then(Command::spawn)
         }
         Ram::Tried(_) => options.rights.spawn_alone(&mut command),
         Ram::Shared(_) => spawn_without_huge_pages(&mut command),

@@ -17,6 +17,7 @@ mod network;
 mod refused;
 mod rights;
 mod template;
+mod trials;
 mod uffd;
 mod unprepared;
 

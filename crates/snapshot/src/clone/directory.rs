@@ -51,14 +51,17 @@ fn open(directory: &Path) -> io::Result<File> {
 
 /// A directory that is gone with this, or, if this process is killed, by the next one that is made.
 /// It is the caller's, and locked; what others get lies in [`Passing::inner`].
-pub(super) struct Passing {
+pub struct Passing {
     path: PathBuf,
     _lock: File,
 }
 
 impl Passing {
     /// Makes one in this directory, and removes what processes have left there that were killed.
-    pub(super) fn new(above: &Path) -> Result<Self, CloneError> {
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn new(above: &Path) -> Result<Self, CloneError> {
         sweep(above);
         loop {
             let mut number = [0; 8];
@@ -83,8 +86,13 @@ impl Passing {
     }
 
     /// The directory in it that is handed over.
-    pub(super) fn inner(&self) -> PathBuf {
-        self.path.join("files")
+    pub fn inner(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Moves such a directory out, so that it stays.
+    pub fn keep(&self, name: &str) {
+        let _ = std::fs::rename(self.inner(name), self.path.with_file_name(name));
     }
 }
 

@@ -77,14 +77,18 @@ impl Process {
 /// kernel then reads 2 MiB of the pool for each page that a guest needs, and a file has no huge
 /// pages anyway.
 pub(super) fn spawn_without_huge_pages(command: &mut Command) -> io::Result<Child> {
-    // What is set for a thread is set for the program that it starts.
     let start = || {
-        // Without it a clone is slower.
-        let _ = kmem::seccomp::answer(libc::SYS_madvise, Some((2, libc::MADV_HUGEPAGE as u32)), 0);
+        ignore_huge_pages();
         command.spawn()
     };
     let started = std::thread::scope(|scope| scope.spawn(start).join());
     started.unwrap_or_else(|_| Err(io::Error::other("the thread that starts it panicked")))
+}
+
+/// The same for what this thread starts from now on.
+pub(super) fn ignore_huge_pages() {
+    // Without it a clone is slower.
+    let _ = kmem::seccomp::answer(libc::SYS_madvise, Some((2, libc::MADV_HUGEPAGE as u32)), 0);
 }
 
 /// Waits until there is something to receive; `false`: not within this time.

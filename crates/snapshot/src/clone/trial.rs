@@ -41,7 +41,7 @@ pub(crate) fn run(description: &Description, media: &[String], asked: &Asked) ->
         Err(why) => return Ok(Some(why)),
     };
     let passing = Passing::new(&std::env::temp_dir())?;
-    let directory = passing.inner();
+    let directory = passing.inner("files");
     new_directory(&directory)?;
     hand_over(&directory, &rights.account)?;
     match run_in(tried, media, &rights, &directory) {

@@ -10,8 +10,8 @@ use checkpoint::Image;
 use control::units::size;
 use mpool::{AlignedBuf, BLOCK};
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use snapshot::clone::{Options, Ram, check_image, start};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use snapshot::clone::{Options, Passing, Ram, check_image, start};
 
 use super::Which;
 use super::clones::{self, AskedRights, Leased, Watch};
@@ -69,17 +69,17 @@ pub(super) fn run(args: &Args) -> Result<()> {
         let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;
         let files = clones::directory(args.files.as_deref(), &args.snapshot)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
-        let options = Options { extra: &args.extra, ..Options::passing(&record, rights, Ram::Shared(&ram)) };
-        let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
+        let options = Options { extra: &args.extra, ..Options::passing(&record, rights, Ram::Passing(&ram)) };
+        let time = Duration::from_secs(args.seconds.into());
         // A signal must not leave a guest and its server.
         let ends = Arc::new(AtomicUsize::new(0));
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
             signal_hook::flag::register_usize(signal, ends.clone(), signal as usize)?;
         }
-        let verified = Watch::new(Some(server), Arc::default()).during(|| go_on(&options, &directory, time));
+        let verified = Watch::new(Some(server), Arc::default()).during(|| go_on(&options, &files, &name, time));
         let signal = ends.load(Ordering::Relaxed) as i32;
         if signal != 0 {
-            let _ = std::fs::remove_dir_all(&directory);
+            let _ = std::fs::remove_dir_all(files.join(&name));
             signal_hook::low_level::emulate_default_handler(signal)?;
         }
         let agent = verified
@@ -94,11 +94,10 @@ pub(super) fn run(args: &Args) -> Result<()> {
 
 /// Lets a clone run for this time; gives whether it has an agent, which answers. Its files stay if
 /// it does not work then: what it has said is among them.
-fn go_on(options: &Options<'_>, directory: &Path, time: Duration) -> Result<bool> {
-    let mut clone = start(options, directory)?;
+fn go_on(options: &Options<'_>, files: &Path, name: &str, time: Duration) -> Result<bool> {
+    let passing = Passing::new(files)?;
+    let mut clone = start(options, &passing.inner(name))?;
     let verified = clone.verify(time).map_err(anyhow::Error::from).and_then(|()| Ok(clone.ping()?.is_none()));
     clone.process.kill();
-    let agent = verified?;
-    let _ = std::fs::remove_dir_all(directory);
-    Ok(agent)
+    verified.inspect_err(|_| passing.keep(name))
 }

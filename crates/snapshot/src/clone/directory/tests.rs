@@ -31,9 +31,9 @@ fn what_a_killed_process_left_is_swept_and_what_is_used_or_anothers_stays() {
     let is_root = std::os::unix::fs::chown(&others, Some(65_534), None).is_ok();
     let used = Passing::new(dir.path()).unwrap();
     assert!(!there(&left));
-    std::fs::create_dir(used.inner()).unwrap();
+    std::fs::create_dir(used.inner("files")).unwrap();
     let next = Passing::new(dir.path()).unwrap();
-    assert!(there(&used.inner()) && there(&next.path) && there(&others) == is_root);
+    assert!(there(&used.inner("files")) && there(&next.path) && there(&others) == is_root);
     assert_eq!(used.path.metadata().unwrap().mode() & 0o777, 0o711);
     drop((used, next));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2 + usize::from(is_root));

@@ -313,7 +313,8 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
     let text = std::thread::scope(|scope| {
         let verified = scope.spawn(|| place.fails(&verify));
         let socket = eventually("the clone's monitor", Duration::from_secs(20), || {
-            let directory = std::fs::read_dir(&files).ok()?.flatten().next()?.path();
+            let passing = std::fs::read_dir(&files).ok()?.flatten().next()?.path();
+            let directory = std::fs::read_dir(passing).ok()?.flatten().next()?.path();
             Some(directory.join("source.qmp")).filter(|socket| socket.exists())
         });
         let mut qmp = Qmp::connect(&socket);
@@ -322,6 +323,8 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
         verified.join().unwrap()
     });
     assert!(text.contains("the clone is paused after its start"), "{text}");
+    let left = std::fs::read_dir(&files).unwrap().flatten().next().unwrap();
+    assert!(left.file_name().to_str().unwrap().starts_with("verify-there-") && left.path().join("output.log").exists());
     // The disk is the one of the second snapshot, which is in the image below.
     assert_eq!(byte(&place.path("disks/there.disk-0-0")), 2);
 }

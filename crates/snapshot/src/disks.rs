@@ -452,13 +452,13 @@ impl Overlay {
         }
     }
 
-    /// The same some time later. Over a base that was changed since, the image would show a
-    /// mixture.
+    /// The same some time later. Over a base that another guest has changed since, the image would
+    /// show a mixture. That QEMU itself wrote to the base last, for a commit, looks the same.
     pub(crate) fn end_late(&self) {
         match &self.names {
             Some(names) if names.is_base_used() => output::note!(
-                "a guest has ended that wrote to {}, and {} was used since: each has what the other lacks; keep the one that \
-                 you need",
+                "a guest has ended that wrote to {}, and {} was written to later, by its QEMU or by another guest: each may have \
+                 what the other lacks; keep both until you know",
                 names.fresh.display(),
                 names.live.display()
             ),

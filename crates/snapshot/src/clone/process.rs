@@ -10,6 +10,10 @@ use kmem::pidfd::PidFd;
 use kmem::procfs::Stat;
 use rustix::event::{PollFd, PollFlags, poll};
 
+/// Fields of a process's `stat`, by their numbers in proc_pid_stat(5).
+const PARENT: usize = 4;
+const EXIT_CODE: usize = 52;
+
 /// A clone's process.
 #[derive(Debug)]
 pub struct Process {
@@ -39,7 +43,7 @@ impl Process {
         let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<u32>().ok());
         // None, 0 or -1: it has ended.
         let pid = number.filter(|&pid| pid > 0).ok_or(io::ErrorKind::NotFound)?;
-        let is_child = Stat::of(Some(pid as i32))?.field(4)? == u64::from(parent);
+        let is_child = Stat::of(Some(pid as i32))?.field(PARENT)? == u64::from(parent);
         if is_child { Ok(Self { pid, fd, child: None }) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     }
 
@@ -50,7 +54,7 @@ impl Process {
 
     /// How it has ended, as far as that is known. `None`: it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
-        let code = |pid| Stat::of(Some(pid)).and_then(|stat| stat.field(52));
+        let code = |pid| Stat::of(Some(pid)).and_then(|stat| stat.field(EXIT_CODE));
         self.fd.has_exited().then(|| match &mut self.child {
             Some(child) => child.try_wait().ok().flatten().unwrap_or_default(),
             // Its parent, which does not wait for it, may be gone.

@@ -65,6 +65,23 @@ fn what_is_shared_zero_and_recycled_goes_on_where_it_was_and_so_does_the_profit(
 }
 
 #[test]
+fn a_segment_is_written_down_before_a_client_maps_it() {
+    // A daemon that is killed at once is followed by one that takes back what is written down.
+    let daemon = Daemon::with(&["--merge-period", "5"]);
+    let mut clients = [5, 5].map(|seed| daemon.scenario(&["hold", &PAGES.to_string(), "4", &seed.to_string()]));
+    clients.iter_mut().for_each(|client| client.expect("ready"));
+    let maps = format!("/proc/{}/maps", clients[0].pid());
+    let mapped = eventually("a segment is mapped", SOON, || {
+        let maps = std::fs::read_to_string(&maps).unwrap();
+        let line = maps.lines().find(|line| line.contains("memfd:pageone:uid"))?;
+        line.split_whitespace().nth(4).map(str::to_string)
+    });
+    let written = std::fs::read_to_string(daemon.dir.path().join("segments")).unwrap_or_default();
+    assert!(written.lines().any(|line| line.split(' ').next() == Some(&mapped)), "{mapped} in {written:?}");
+    clients.iter_mut().for_each(|client| client.go());
+}
+
+#[test]
 fn zero_pages_that_were_written_while_no_daemon_was_there_do_not_count() {
     let mut daemon = Daemon::start();
     let mut client = daemon.scenario(&["zeros", &PAGES.to_string()]);

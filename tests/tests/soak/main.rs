@@ -51,7 +51,9 @@ fn much_is_merged(daemon: &Daemon, mut most: u64) -> u64 {
 
 /// No mapping and no frame is left over.
 fn nothing_leaked(daemon: &Daemon, mut guests: Vec<Guest>) {
-    // No mapping leaked: a guest that is detached has about as many as one that was never merged.
+    // No mapping leaked: a guest that is detached has about as many as one that was never merged,
+    // and one for each stretch that was unmerged, in one step, while it ran. That is hundreds; what
+    // leaked for each merged page would be tens of thousands.
     let detached = guests.pop().unwrap();
     eventually("the guest is a client again", Duration::from_secs(60), || daemon.client(detached.pid()));
     let out = daemon.pageone(&["detach", &detached.pid().to_string()]).output().unwrap();
@@ -63,7 +65,7 @@ fn nothing_leaked(daemon: &Daemon, mut guests: Vec<Guest>) {
     });
     let count = maps.lines().count();
     println!("{count} mappings after detaching");
-    assert!(count < 500, "{count} mappings; a guest that was never merged has some 330");
+    assert!(count < 2000, "{count} mappings; a guest that was never merged has some 330");
     // No frame leaked: with the last guest the store is empty.
     drop(detached);
     guests.clear();

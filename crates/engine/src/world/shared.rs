@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use claims::Owner;
 use control::Histogram;
+use wire::SegmentId;
 
 use crate::client::Client;
 use crate::client::link::Tracking;
@@ -290,6 +291,16 @@ impl Shared {
         let domain = Arc::new(Domain::new(key.clone(), &self.config()));
         domains.insert(key, domain.clone());
         Ok(domain)
+    }
+
+    /// Writes down segments of a domain before an agent gets one: a daemon that follows a killed one
+    /// takes back no others.
+    pub(crate) fn note_segments(&self, domain: &Domain, segments: impl Iterator<Item = SegmentId>) {
+        let mut file = self.state_file.lock();
+        let new: BTreeMap<_, _> = segments.filter(|&id| !file.has(id)).map(|id| (id, domain.key.to_string())).collect();
+        if !new.is_empty() {
+            file.record(new, &[]);
+        }
     }
 
     /// Forgets domains that have no client and no segment.

@@ -293,8 +293,8 @@ impl Shared {
         Ok(domain)
     }
 
-    /// Writes down segments of a domain before an agent gets one: a daemon that follows a killed one
-    /// takes back no others.
+    /// Writes down segments of a domain before an agent gets one: a daemon that follows a killed
+    /// one takes back no others.
     pub(crate) fn note_segments(&self, domain: &Domain, segments: impl Iterator<Item = SegmentId>) {
         let mut file = self.state_file.lock();
         let new: BTreeMap<_, _> = segments.filter(|&id| !file.has(id)).map(|id| (id, domain.key.to_string())).collect();

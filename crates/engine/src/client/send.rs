@@ -140,6 +140,17 @@ impl Client {
         runs
     }
 
+    /// The segments whose descriptors the agent gets with these runs.
+    pub(crate) fn new_segments(&self, runs: &[PlannedRun]) -> Vec<SegmentId> {
+        let state = self.state();
+        let frames = runs.iter().filter_map(|run| match run.target {
+            Target::Frame(frame) => Some(frame),
+            Target::Zero => None,
+        });
+        let segments = frames.filter_map(|frame| self.domain.store.segment(frame)).map(|segment| segment.id);
+        segments.filter(|id| !state.flight.segments.contains(id)).collect()
+    }
+
     /// Sends the descriptor of a frame's segment before its first use.
     fn announce_segment(&self, state: &mut State, frame: Frame) -> std::io::Result<SegmentId> {
         let segment = self.domain.store.segment(frame).ok_or(std::io::ErrorKind::NotFound)?;

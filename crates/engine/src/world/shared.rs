@@ -295,11 +295,15 @@ impl Shared {
 
     /// Writes down segments of a domain before an agent gets one: a daemon that follows a killed
     /// one takes back no others.
-    pub(crate) fn note_segments(&self, domain: &Domain, segments: impl Iterator<Item = SegmentId>) {
+    pub(crate) fn note_segments(&self, domain: &Domain, segments: &[SegmentId]) {
+        // Others hold this lock while they take a user's segments back.
+        if segments.is_empty() {
+            return;
+        }
         let mut file = self.state_file.lock();
-        let new: BTreeMap<_, _> = segments.filter(|&id| !file.has(id)).map(|id| (id, domain.key.to_string())).collect();
-        if !new.is_empty() {
-            file.record(new, &[]);
+        if !segments.iter().all(|&segment| file.has(segment)) {
+            let of = domain.key.to_string();
+            file.record(segments.iter().map(|&segment| (segment, of.clone())).collect(), &[]);
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use wire::{MAX_BATCH_PAGES, PageNo, RegionId, Run, SegmentId, Slot};
+use wire::{MAX_BATCH_PAGES, PageNo, RegionId, Run, Slot};
 
 use super::Stop;
 use super::read::nodes_of;
@@ -140,7 +140,7 @@ impl Plan {
     pub(super) fn send(self, shared: &Shared, client: &Client, id: RegionId) -> Result<(), Stop> {
         let (mut runs, short) = self.into_runs();
         undo(client, id, &short, Then::Defer);
-        shared.note_segments(&client.domain, segments_of(client, &runs));
+        shared.note_segments(&client.domain, &client.new_segments(&runs));
         let deadline = Instant::now() + PATIENCE;
         while !runs.is_empty() {
             match wait(client.user.owner, || client.send_batch(id, runs)) {
@@ -160,15 +160,6 @@ impl Plan {
         }
         Ok(())
     }
-}
-
-/// The segments that the runs' frames are of.
-fn segments_of<'a>(client: &'a Client, runs: &'a [PlannedRun]) -> impl Iterator<Item = SegmentId> + 'a {
-    let frames = runs.iter().filter_map(|run| match run.target {
-        Target::Frame(frame) => Some(frame),
-        Target::Zero => None,
-    });
-    frames.filter_map(|frame| client.domain.store.segment(frame)).map(|segment| segment.id)
 }
 
 /// The NUMA nodes of the pages that may be planned next, within `range`; `None` where nodes are not
